@@ -1,0 +1,1 @@
+"""Attention backends: each owns the layout of its KV cache. `reference` is the oracle of all."""

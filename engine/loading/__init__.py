@@ -1,0 +1,1 @@
+"""Readers of checkpoints: GGUF files and Hugging Face directories."""

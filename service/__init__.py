@@ -1,0 +1,1 @@
+"""The gRPC service: servicer, engine host, tokenizer, templates, detokenizer. All meets here."""
