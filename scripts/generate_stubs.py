@@ -51,7 +51,7 @@ def stale_stubs() -> list[str]:
             or not filecmp.cmp(fresh / path, TARGET / path, shallow=False)
         ]
         committed = {p.relative_to(TARGET) for p in (TARGET / "tenon").rglob("*_pb2*.py*")}
-        return stale + [str(path) for path in committed - set(generated)]
+        return stale + [str(extra) for extra in committed - set(generated)]
 
 
 def main() -> int:
@@ -63,8 +63,8 @@ def main() -> int:
             print(f"wrote client/{path}")
         return 0
     stale = stale_stubs()
-    for path in stale:
-        print(f"stale: client/{path} (run `make protos`)")
+    for name in stale:
+        print(f"stale: client/{name} (run `make protos`)")
     return 1 if stale else 0
 
 
