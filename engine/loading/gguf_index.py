@@ -109,7 +109,7 @@ def _parse_array(cursor: ByteCursor, field: str) -> MetadataValue:
     kind = int(cursor.number(_U32, f"{field} (element type)"))
     if kind == _STRING:
         length = cursor.count(_U64, f"{field} (array length)", _U64.size)
-        return list(cursor.strings(length, field))
+        return cursor.strings(length, field)
     if kind not in _SCALARS:
         cursor.fail(f"{field} (element type)", f"{kind} is not a supported element type")
     layout = _SCALARS[kind]
