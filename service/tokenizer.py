@@ -94,8 +94,7 @@ class Tokenizer:
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self.special_tokens, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        return control_token_pattern(self.special_tokens)
 
     def _encode_guarded(
         self, text: str, add_special_tokens: bool, literal_spans: Sequence[tuple[int, int]]
@@ -126,6 +125,12 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     if path.suffix == ".gguf":
         raise TokenizerError(f"{path}: reading a tokenizer from GGUF metadata is not built in yet")
     return Tokenizer(read_tokenizer_directory(path))
+
+
+def control_token_pattern(names: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of the names, the longest where several begin at one place."""
+    longest_first = sorted((name for name in names if name), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _overlaps(span: tuple[int, int], sorted_spans: Sequence[tuple[int, int]]) -> bool:
