@@ -72,6 +72,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the model has no chat template."""
     ERROR_REASON_TEMPLATE_REFUSED: _ErrorReason.ValueType  # 20
     """INVALID_ARGUMENT: the chat template refused the conversation."""
+    ERROR_REASON_CANCELLED_BY_CALLER: _ErrorReason.ValueType  # 21
+    """CANCELLED: ended by EndGeneration with END_MODE_CANCEL."""
+    ERROR_REASON_SLOW_READER: _ErrorReason.ValueType  # 22
+    """RESOURCE_EXHAUSTED: the stream was not read for so long that it was ended."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Values of google.rpc.ErrorInfo.reason in the domain tenon.dev, without the
@@ -126,6 +130,10 @@ ERROR_REASON_NO_CHAT_TEMPLATE: ErrorReason.ValueType  # 19
 """FAILED_PRECONDITION: the model has no chat template."""
 ERROR_REASON_TEMPLATE_REFUSED: ErrorReason.ValueType  # 20
 """INVALID_ARGUMENT: the chat template refused the conversation."""
+ERROR_REASON_CANCELLED_BY_CALLER: ErrorReason.ValueType  # 21
+"""CANCELLED: ended by EndGeneration with END_MODE_CANCEL."""
+ERROR_REASON_SLOW_READER: ErrorReason.ValueType  # 22
+"""RESOURCE_EXHAUSTED: the stream was not read for so long that it was ended."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
