@@ -1,0 +1,58 @@
+"""The KV cache of the torch backends: one tensor for all layers, a run of blocks per head.
+
+Consecutive blocks of one head lie side by side, so a row whose blocks are consecutive is a view.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.attention.backend import AttentionShape
+from engine.plan import Int32Array, StepPlan
+
+
+class BlockCache:
+    """Storage [num_layers, 2 * num_kv_heads, num_blocks * block_size, head_dim]."""
+
+    def __init__(self, shape: AttentionShape, num_blocks: int) -> None:
+        self._block_size = shape.block_size
+        size = (shape.num_layers, 2 * shape.num_kv_heads, num_blocks * shape.block_size)
+        tokens = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
+        # Per layer, so that no step pays for the indexing.
+        self.tokens: list[torch.Tensor] = list(
+            tokens
+        )  # [2 * num_kv_heads, num_blocks * block_size, head_dim] each
+        blocks = tokens.view(*size[:2], num_blocks, shape.block_size * shape.head_dim)
+        self.blocks: list[torch.Tensor] = list(
+            blocks
+        )  # [2 * num_kv_heads, num_blocks, block_size * head_dim] each
+        self._all = tokens.view(*size[:2], num_blocks, shape.block_size, shape.head_dim)
+        self._shape = shape
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (source, target) blocks in all layers."""
+        sources = [source for source, _ in pairs]
+        targets = [target for _, target in pairs]
+        self._all[:, :, targets] = self._all[:, :, sources]
+
+    def export_block(self, block: int) -> torch.Tensor:
+        """[num_layers, 2, num_kv_heads, block_size, head_dim], a copy."""
+        contents = self._all[:, :, block]  # [num_layers, 2 * num_kv_heads, block_size, head_dim]
+        return contents.reshape(len(self.tokens), 2, -1, *contents.shape[2:]).clone()
+
+    def import_block(self, block: int, contents: torch.Tensor) -> None:
+        """Writes what `export_block` gave."""
+        self._all[:, :, block] = contents.flatten(1, 2)
+
+    def fill_(self, value: float) -> None:
+        """Sets every value; tests poison the cache with it."""
+        self._all.fill_(value)
+
+
+def token_slots(plan: StepPlan, block_size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Where each of the step's tokens lives in the cache, [tokens] in int64."""
+    lengths = np.diff(plan.query_start)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    blocks: Int32Array = plan.block_tables[0][rows, plan.positions // block_size]
+    return blocks.astype(np.int64) * block_size + plan.positions % block_size

@@ -1,0 +1,122 @@
+"""Streams a checkpoint's tensors into a decoder's weights: checks, casts, merges, packs.
+
+Strict: every expected tensor once, with its shape, and none besides.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from engine.layers.linear import Linear, make_linear
+from engine.loading.source import CheckpointError
+from engine.models.config import ModelConfig
+from engine.models.decoder import DecoderLayer, DecoderWeights
+
+Shape = tuple[int, ...]
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Name and shape of every tensor that a checkpoint of `config` must have."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layer: dict[str, Shape] = {
+        "attn_norm.weight": (hidden,),
+        "q.weight": (q, hidden),
+        "k.weight": (kv, hidden),
+        "v.weight": (kv, hidden),
+        "o.weight": (hidden, q),
+        "ffn_norm.weight": (hidden,),
+        "gate.weight": (inner, hidden),
+        "up.weight": (inner, hidden),
+        "down.weight": (hidden, inner),
+    }
+    if config.qkv_bias:
+        layer |= {"q.bias": (q,), "k.bias": (kv,), "v.bias": (kv,)}
+    shapes: dict[str, Shape] = {
+        "embed.weight": (config.vocab_size, hidden),
+        "norm.weight": (hidden,),
+    }
+    if not config.tied_head:
+        shapes["head.weight"] = (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def assemble(
+    config: ModelConfig,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> DecoderWeights:
+    """Builds the weights in one pass; each layer is packed as soon as it is complete.
+
+    progress gets the share of tensors that were taken. Raises CheckpointError, naming the tensor,
+    for one that is missing, unexpected, repeated or of a wrong shape.
+    """
+    assembly = _Assembly(config, dtype, device)
+    for count, (name, tensor) in enumerate(tensors, 1):
+        assembly.take(name, tensor)
+        progress(count / assembly.num_expected)
+    return assembly.finish()
+
+
+class _Assembly:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._pending = expected_shapes(config)
+        self.num_expected = len(self._pending)
+        self._known = frozenset(self._pending)
+        self._parts: dict[str, torch.Tensor] = {}
+        self._layers: dict[int, DecoderLayer] = {}
+        per_layer = sum(name.startswith("layers.0.") for name in self._known)
+        self._missing_in_layer = dict.fromkeys(range(config.num_layers), per_layer)
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        if name not in self._pending:
+            problem = "appears twice" if name in self._known else "is not expected"
+            raise CheckpointError(f"tensor {name} {problem}")
+        shape = self._pending.pop(name)
+        if tuple(tensor.shape) != shape:
+            found = list(tensor.shape)
+            raise CheckpointError(f"tensor {name} has shape {found}, expected {list(shape)}")
+        self._parts[name] = tensor.to(self._device, self._dtype, copy=True)  # outlives the file
+        if name.startswith("layers."):
+            layer = int(name.split(".")[1])
+            self._missing_in_layer[layer] -= 1
+            if self._missing_in_layer[layer] == 0:
+                self._layers[layer] = self._make_layer(f"layers.{layer}.")
+
+    def finish(self) -> DecoderWeights:
+        if self._pending:
+            names = sorted(self._pending)
+            raise CheckpointError(f"tensor {names[0]} is missing ({len(names)} in all)")
+        embed = self._parts["embed.weight"].contiguous()
+        head = embed if self._config.tied_head else self._parts["head.weight"]
+        return DecoderWeights(
+            embed=embed,
+            layers=[self._layers[index] for index in range(self._config.num_layers)],
+            norm=self._parts["norm.weight"],
+            head=make_linear(head),
+        )
+
+    def _make_layer(self, prefix: str) -> DecoderLayer:
+        qkv = torch.cat([self._parts.pop(f"{prefix}{name}.weight") for name in "qkv"])
+        bias = None
+        if self._config.qkv_bias:
+            bias = torch.cat([self._parts.pop(f"{prefix}{name}.bias") for name in "qkv"])
+        return DecoderLayer(
+            attn_norm=self._parts.pop(f"{prefix}attn_norm.weight"),
+            qkv=make_linear(qkv, bias),
+            o=self._take_linear(f"{prefix}o.weight"),
+            ffn_norm=self._parts.pop(f"{prefix}ffn_norm.weight"),
+            gate=self._take_linear(f"{prefix}gate.weight"),
+            up=self._take_linear(f"{prefix}up.weight"),
+            down=self._take_linear(f"{prefix}down.weight"),
+        )
+
+    def _take_linear(self, name: str) -> Linear:
+        return make_linear(self._parts.pop(name))
