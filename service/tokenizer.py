@@ -3,13 +3,21 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
+from engine.loading.gguf import GgufFile
 from service.token_bytes import build_token_table
-from service.tokenizer_source import TokenizerError, TokenizerSource, read_tokenizer_directory
+from service.tokenizer_gguf import read_chat_template, read_tokens, tokenizer_from_metadata
+from service.tokenizer_source import (
+    TokenizerError,
+    TokenizerSource,
+    read_tokenizer_directory,
+    read_tokenizer_json,
+)
 
 __all__ = ["Tokenizer", "TokenizerError", "load_tokenizer"]
 
@@ -123,8 +131,34 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     """
     path = Path(model_path)
     if path.suffix == ".gguf":
-        raise TokenizerError(f"{path}: reading a tokenizer from GGUF metadata is not built in yet")
+        return Tokenizer(_read_gguf(path))
     return Tokenizer(read_tokenizer_directory(path))
+
+
+def _read_gguf(path: Path) -> TokenizerSource:
+    """A tokenizer.json beside the file is used if it has the file's tokens: it says more."""
+    file = GgufFile(path)
+    try:
+        metadata = dict(file.metadata)
+    finally:
+        file.close()
+    try:
+        beside = path.with_name("tokenizer.json")
+        if beside.is_file() and _has_tokens(beside, read_tokens(metadata)):
+            source = read_tokenizer_directory(path.parent)
+            template = source.chat_template or read_chat_template(metadata)
+            return replace(source, chat_template=template)
+        return tokenizer_from_metadata(metadata)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+
+
+def _has_tokens(tokenizer_json: Path, tokens: list[str]) -> bool:
+    """Whether a tokenizer gives the tokens their ids; a folder may hold files of several models."""
+    vocab = read_tokenizer_json(tokenizer_json).get_vocab(with_added_tokens=True)
+    return bool(vocab) and all(
+        id_ < len(tokens) and tokens[id_] == token for token, id_ in vocab.items()
+    )
 
 
 def control_token_pattern(names: Iterable[str]) -> re.Pattern[str]:
