@@ -1,10 +1,9 @@
 """Which tokens of a row can be drawn: the leading ones that top-k, top-p and min-p leave.
 
-All three keep a prefix of the tokens ordered by falling logit, equal ones by rising id. Only as
-many tokens are sorted as are needed.
+All three keep a prefix of the tokens ordered by falling weight, equal ones by rising id. Only as
+many tokens are ranked as are needed; the rest of what may be drawn is one tail.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +22,16 @@ _FIRST_RANKED = 64
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """ids: tokens that compete one by one. scores: their logits over temperature, best first.
+    """A token is drawn in proportion to its weight, exp((logit - best logit) / temperature).
 
-    tail_score: log of the summed exponentials of all other tokens' scores, which compete as one;
-    None if they cannot be drawn.
+    ids: tokens that compete one by one, best first; weights: theirs.
+    tail_weights: [vocab_size], weights of the tokens that compete as one, 0 for all others; None
+    if there are none.
     """
 
     ids: Int64Array
-    scores: Float32Array
-    tail_score: float | None
+    weights: Float32Array
+    tail_weights: Float32Array | None
 
 
 def leading(values: Float32Array, count: int) -> Int64Array:
@@ -58,55 +58,36 @@ def ranked_above(values: Float32Array, bound: float) -> Int64Array:
 
 def choose_candidates(logits: Float32Array, params: SamplingParams) -> Candidates:
     """The candidates of adjusted logits [vocab_size]; temperature is above 0."""
-    scores = logits / np.float32(params.temperature)
-    best = float(scores.max())
+    weights = np.exp((logits - logits.max()) / np.float32(params.temperature))
     if params.top_k:
-        ids = leading(scores, params.top_k)[: params.top_k]
-        log_total = _log_sum_exp(scores[ids])
+        ids = leading(weights, params.top_k)[: params.top_k]
+        total, is_whole = weights[ids].sum(), True
     else:
-        ids = leading(scores, _FIRST_RANKED)
-        log_total = _log_sum_exp(scores)
+        ids = leading(weights, _FIRST_RANKED)
+        total, is_whole = weights.sum(), len(ids) == len(weights)
     if params.top_p < 1.0:
-        ids = _nucleus(scores, ids, params.top_p, log_total, is_final=bool(params.top_k))
+        limit = params.top_p * float(total)
+        reached = np.cumsum(weights[ids], dtype=np.float64)
+        if is_whole or reached[-1] >= limit:
+            ids, is_whole = ids[: int(np.searchsorted(reached, limit)) + 1], True
+        else:
+            _clear_beyond_nucleus(weights, limit)
     if params.min_p > 0.0:
-        ids = _above_min_p(scores, ids, params, best)
-    ids = ids[scores[ids] > -np.inf]
-    is_filtered = params.top_k or params.top_p < 1.0 or params.min_p > 0.0
-    tail = None if is_filtered else _log_of_rest(log_total, _log_sum_exp(scores[ids]))
-    return Candidates(ids, scores[ids], tail)
+        weights[weights < params.min_p] = 0.0  # the best weight is 1
+    ids = ids[weights[ids] > 0.0]
+    own = weights[ids]
+    weights[ids] = 0.0
+    return Candidates(ids, own, None if is_whole or not weights.any() else weights)
 
 
-def _nucleus(
-    scores: Float32Array, ids: Int64Array, top_p: float, log_total: float, *, is_final: bool
-) -> Int64Array:
-    """The shortest prefix whose probability reaches top_p.
-
-    ids: the ranked tokens so far; unless that is all there may be, they are extended by every
-    token that could belong: those below (1 - top_p) / vocab_size cannot.
-    """
-    reached = np.cumsum(np.exp(scores[ids].astype(np.float64) - log_total))
-    if reached[-1] < top_p and not is_final:
-        smallest = max(1.0 - top_p, 1e-9) / len(scores)
-        ids = ranked_above(scores, log_total + math.log(smallest) - 1e-3)
-        reached = np.cumsum(np.exp(scores[ids].astype(np.float64) - log_total))
-    return ids[: int(np.searchsorted(reached, top_p)) + 1]
-
-
-def _above_min_p(
-    scores: Float32Array, ids: Int64Array, params: SamplingParams, best: float
-) -> Int64Array:
-    bound = best + math.log(params.min_p)
-    if not params.top_k and params.top_p >= 1.0:
-        return ranked_above(scores, bound)
-    return ids[scores[ids] >= bound]
-
-
-def _log_sum_exp(scores: Float32Array) -> float:
-    best = scores.max()
-    return float(best) + math.log(np.exp(scores - best).sum(dtype=np.float64))
-
-
-def _log_of_rest(log_total: float, log_part: float) -> float | None:
-    """log(exp(log_total) - exp(log_part)); None if rounding leaves nothing."""
-    share = -math.expm1(min(log_part - log_total, 0.0))
-    return log_total + math.log(share) if share > 1e-6 else None
+def _clear_beyond_nucleus(weights: Float32Array, limit: float) -> None:
+    """Sets weights to 0 but for the shortest prefix whose sum reaches `limit`."""
+    # Tokens below this share of what is left out can't belong: together they weigh less.
+    smallest = (float(weights.sum()) - limit) / len(weights) * 0.999
+    ranked = -np.sort(-weights[weights >= smallest])
+    last = int(np.searchsorted(np.cumsum(ranked, dtype=np.float64), limit))
+    bound = ranked[min(last, len(ranked) - 1)]
+    num_equal = last + 1 - int(np.searchsorted(-ranked, -bound))  # kept ones that weigh `bound`
+    equal = np.flatnonzero(weights == bound)
+    weights[weights < bound] = 0.0
+    weights[equal[num_equal:]] = 0.0

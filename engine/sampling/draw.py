@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.plan import RowSampling
-from engine.sampling.adjust import Float32Array
 from engine.sampling.candidates import Candidates
-from engine.sampling.noise import UInt64Array, uniform
+from engine.sampling.noise import Float64Array, uniform
 
 # Streams of the noise; the tail's runner has no token id of its own.
 _RACE, _TAIL_RACE, _WITHIN_TAIL = 0, 1, 2
@@ -23,10 +22,9 @@ _SEED_MASK = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """One row to draw. logits: adjusted, [vocab_size]."""
+    """One row to draw."""
 
     sampling: RowSampling
-    logits: Float32Array
     candidates: Candidates
 
 
@@ -37,39 +35,24 @@ def draw(races: Sequence[Race]) -> list[int]:
     seeds = np.array([race.sampling.params.seed & _SEED_MASK for race in races], dtype=np.uint64)
     positions = np.array([race.sampling.position for race in races], dtype=np.uint64)
     noise = uniform(np.repeat(seeds, counts), np.repeat(positions, counts), tokens, _RACE)
-    lateness = np.log(-np.log(noise))  # log of an exponential time
-    tail_noise = uniform(seeds, positions, np.zeros_like(seeds), _TAIL_RACE)
-    tail_lateness = np.log(-np.log(tail_noise))
-    stops = np.cumsum(counts)
+    starts = np.cumsum(counts) - counts
+    arrivals = -np.log(noise)
+    tail_arrivals = -np.log(uniform(seeds, positions, np.zeros_like(seeds), _TAIL_RACE))
+    shares = uniform(seeds, positions, np.zeros_like(seeds), _WITHIN_TAIL)
     return [
-        _winner(race, lateness[stop - count : stop], float(late), seeds[i : i + 1])
-        for i, (race, count, stop, late) in enumerate(
-            zip(races, counts, stops, tail_lateness, strict=True)
-        )
+        _winner(race.candidates, arrivals[start : start + count], tail_arrivals[i], shares[i])
+        for i, (race, start, count) in enumerate(zip(races, starts, counts, strict=True))
     ]
 
 
 def _winner(
-    race: Race,
-    lateness: np.ndarray[tuple[int], np.dtype[np.float64]],
-    tail: float,
-    seed: UInt64Array,
+    candidates: Candidates, arrivals: Float64Array, tail_arrival: float, share: float
 ) -> int:
-    """The race in logarithms: the highest score - log(time) arrives first."""
-    candidates = race.candidates
-    earliness = candidates.scores - lateness
-    best = int(earliness.argmax())
-    if candidates.tail_score is None or earliness[best] >= candidates.tail_score - tail:
-        return int(candidates.ids[best])
-    return _draw_from_tail(race, seed)
-
-
-def _draw_from_tail(race: Race, seed: UInt64Array) -> int:
-    """Inverts the distribution function over all tokens that did not run on their own."""
-    scores = race.logits.astype(np.float64) / race.sampling.params.temperature
-    weights = np.exp(scores - scores.max())
-    weights[race.candidates.ids] = 0.0
-    reached = np.cumsum(weights)
-    position = np.array([race.sampling.position], dtype=np.uint64)
-    share = uniform(seed, position, np.zeros_like(seed), _WITHIN_TAIL)[0]
+    """arrivals, tail_arrival: exponential times for weight 1. share: where in the tail."""
+    times = arrivals / candidates.weights
+    first = int(times.argmin())
+    tail = candidates.tail_weights
+    if tail is None or times[first] <= tail_arrival / float(tail.sum()):
+        return int(candidates.ids[first])
+    reached = np.cumsum(tail, dtype=np.float64)
     return int(np.searchsorted(reached, share * reached[-1], side="right"))

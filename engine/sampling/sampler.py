@@ -4,6 +4,7 @@ Per row: penalties and bias, mask, bans, then temperature, top-k, top-p, min-p a
 row's result depends on nothing but its own logits, parameters, seed and position.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -69,7 +70,7 @@ class Sampler:
                 token_ids[i] = logits.argmax()
             else:
                 racing.append(i)
-                races.append(Race(row, logits, choose_candidates(logits, row.params)))
+                races.append(Race(row, choose_candidates(logits, row.params)))
         if races:
             token_ids[racing] = draw(races)
         return token_ids
@@ -114,7 +115,7 @@ def _logprobs(raw: Float32Array, token: int, row: RowSampling) -> TokenLogprobs:
     """Of the raw distribution, whatever changed the draw."""
     count = row.params.logprobs or 0
     best = raw.max()
-    log_total = float(best) + float(np.log(np.exp(raw - best).sum(dtype=np.float64)))
+    log_total = float(best) + math.log(np.exp(raw - best).sum())
     top = leading(raw, count)[:count] if count else np.zeros(0, dtype=np.int64)
     return TokenLogprobs(
         logprob=float(raw[token]) - log_total,
