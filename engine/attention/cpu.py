@@ -124,7 +124,9 @@ class CpuAttention:
             bias.masked_fill_(torch.from_numpy(hidden), float("-inf"))
             bias = bias[None, :, None].to(device)
         covers_all = len(rows) == len(plan.seq_lens) == len(plan.input_ids)
-        tokens = None if covers_all else torch.from_numpy(plan.query_start[rows]).to(device)
+        tokens = None
+        if not covers_all:
+            tokens = torch.from_numpy(plan.query_start[rows].astype(np.int64)).to(device)
         return DecodeGroup(tokens, len(rows), torch.from_numpy(blocks).to(device), bias, unseen)
 
     def _chunk(self, plan: StepPlan, row: int) -> Chunk:
