@@ -48,8 +48,7 @@ class ChatTemplate:
         """
         self._template = compile_template(source)
         self._control_pattern = control_token_pattern(control_tokens)
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._tokens = {name: token for name, token in tokens.items() if token is not None}
+        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self.source = source
         self.capabilities = probe_template(source, self._run)
 

@@ -61,9 +61,7 @@ def _build() -> tokenizers.Tokenizer:
     tokens = [*SPECIALS, *(stand_in[byte] for byte in range(256))]
     merges: list[tuple[str, str]] = []
     for word in MERGED_WORDS:
-        chars = [stand_in[byte] for byte in word.encode()]
-        for end in range(1, len(chars)):
-            merge = ("".join(chars[:end]), chars[end])
+        for merge in _merges_of([stand_in[byte] for byte in word.encode()], tokens):
             if merge not in merges:
                 merges.append(merge)
                 tokens.append("".join(merge))
@@ -73,3 +71,11 @@ def _build() -> tokenizers.Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in SPECIALS])
     return backend
+
+
+def _merges_of(chars: list[str], tokens: list[str]) -> list[tuple[str, str]]:
+    """Merges that build a word from its bytes, from its tail if that is a word already."""
+    tail = "".join(chars[1:])
+    if len(chars) > 2 and tail in tokens:
+        return [(chars[0], tail)]
+    return [("".join(chars[:end]), chars[end]) for end in range(1, len(chars))]
