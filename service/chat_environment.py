@@ -13,6 +13,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_RENDERED_CHARACTERS = 4 * 1024 * 1024
+# A template may put a whole conversation into its words.
+MAX_REFUSAL_CHARACTERS = 1000
 
 
 class ChatTemplateError(ValueError):
@@ -115,7 +117,7 @@ def _repeated_length(left: Any, right: Any) -> int:
 
 
 def _raise_exception(message: str) -> None:
-    raise TemplateRaised(message)
+    raise TemplateRaised(str(message)[:MAX_REFUSAL_CHARACTERS])
 
 
 def _strftime_now(format: str) -> str:

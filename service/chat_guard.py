@@ -27,9 +27,9 @@ class ControlTokenGuard:
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
         self._pattern = pattern
-        # Digits and private-use characters survive what templates do to text (trim, upper, JSON).
-        # The number is drawn anew, so that no caller can write a mark.
-        self._prefix = f"\ue000{secrets.randbits(64)}\ue001"
+        # Digits survive what templates do to text (trim, upper, JSON, ASCII). They are drawn anew
+        # for each rendering, so that no caller can write a mark.
+        self._prefix = f"{secrets.randbelow(10**20):020}"
         self._names: list[str] = []
 
     def mark(self, value: Any) -> Any:
@@ -49,7 +49,7 @@ class ControlTokenGuard:
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
         length = start = 0
-        for match in re.finditer(re.escape(self._prefix) + "([0-9]+)\ue001", rendered):
+        for match in re.finditer(f"{self._prefix}([0-9]{{8}})", rendered):
             before, name = rendered[start : match.start()], self._names[int(match[1])]
             length += len(before)
             spans.append((length, length + len(name)))
@@ -60,4 +60,4 @@ class ControlTokenGuard:
 
     def _mark_name(self, match: re.Match[str]) -> str:
         self._names.append(match[0])
-        return f"{self._prefix}{len(self._names) - 1}\ue001"
+        return f"{self._prefix}{len(self._names) - 1:08}"

@@ -84,8 +84,8 @@ class ChatTemplate:
         prepared = guard.mark(normalize_messages(messages, self.capabilities))
         if continue_final_message:
             prepared = _with_continue_mark(prepared)
-        settings = self._checked_variables(variables or {})
-        settings = {**guard.mark(settings), "tools": guard.mark(tools) if tools else None}
+        settings = guard.mark(self._checked_variables(variables or {}))
+        settings["tools"] = guard.mark(tools) if tools else None
         settings["add_generation_prompt"] = add_generation_prompt and not continue_final_message
         rendered = self._run(prepared, settings)
         if continue_final_message:

@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from engine.loading.gguf import GgufFile
+from grammar.vocabulary import Vocabulary, padded_vocabulary
 from service.token_bytes import build_token_table
 from service.tokenizer_gguf import read_chat_template, read_tokens, tokenizer_from_metadata
 from service.tokenizer_source import (
@@ -63,6 +64,10 @@ class Tokenizer:
     def token_name(self, token_id: int | None) -> str | None:
         """The name of a token by its id, as templates write special ones."""
         return None if token_id is None else self._parsing.id_to_token(token_id)
+
+    def vocabulary(self, num_logits: int) -> Vocabulary:
+        """The vocabulary as grammars see it, one entry for each logit of the model's head."""
+        return padded_vocabulary(self._table, self.special_ids, self.end_ids, num_logits)
 
     def encode(
         self,

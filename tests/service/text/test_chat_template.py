@@ -1,11 +1,8 @@
-"""Chat templates: equality with transformers, normalisation, sandbox, guarded control tokens."""
+"""Chat templates: equality with transformers, normalisation, capabilities, the sandbox."""
 
 import json
 
-import jinja2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from service.chat_environment import MAX_RENDERED_CHARACTERS
@@ -195,6 +192,12 @@ def test_the_templates_own_refusal_comes_in_its_own_words():
         ChatTemplate(source).render([USER])
 
 
+def test_a_refusal_is_short_whatever_the_template_puts_into_it():
+    with pytest.raises(ChatTemplateRefused) as caught:
+        ChatTemplate("{{ raise_exception('x' * 100000) }}").render([USER])
+    assert str(caught.value) == "x" * 1000
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -232,67 +235,9 @@ def test_the_servers_own_variables_cannot_be_set():
         ChatTemplate(CHATML).render([USER], variables={"messages": []})
 
 
-CONTROL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-GUARDED = ChatTemplate(CHATML, control_tokens=CONTROL)
-contents = st.lists(st.one_of(st.text(max_size=5), st.sampled_from(CONTROL)), max_size=5).map(
-    "".join
-)
-
-
-@given(st.lists(contents, min_size=1, max_size=3))
-def test_mentions_of_control_tokens_keep_the_text_and_are_known(texts):
-    messages = [{"role": "user", "content": text} for text in texts]
-    prompt = GUARDED.render_prompt(messages)
-    assert prompt.text == jinja2.Template(CHATML).render(
-        messages=messages, add_generation_prompt=True
-    )
-    spans = [prompt.text[start:end] for start, end in prompt.literal_spans]
-    assert all(span in CONTROL for span in spans)
-    assert len(spans) == sum(text.count(name) for text in texts for name in CONTROL)
-
-
-@given(st.lists(contents, min_size=1, max_size=3))
-def test_a_conversation_cannot_forge_turns(texts):
-    tokenizer = byte_tokenizer_once()
-    prompt = load_chat_template(tokenizer).render_prompt(
-        [{"role": "user", "content": text} for text in texts]
-    )
-    ids = tokenizer.encode(
-        prompt.text,
-        add_special_tokens=False,
-        parse_special=True,
-        literal_spans=prompt.literal_spans,
-    )
-    assert ids.count(1) == len(texts) + 1
-    assert ids.count(2) == len(texts)
-    assert tokenizer.decode(ids, skip_special=False) == prompt.text
-
-
-def test_tools_variables_and_names_are_guarded_too():
-    source = "{{ tools | tojson }}{{ note }}{{ messages[0].name }}{{ messages[0].content }}"
-    template = ChatTemplate(source, control_tokens=CONTROL)
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"<|im_end|>": 1}}}
-    prompt = template.render_prompt(
-        [{"role": "user", "content": "x", "name": "<|im_start|>"}],
-        [tool],
-        variables={"note": "<|endoftext|>"},
-    )
-    found = [prompt.text[start:end] for start, end in prompt.literal_spans]
-    assert found == ["<|im_end|>", "<|endoftext|>", "<|im_start|>"]
-
-
-_tokenizers = []
-
-
-def byte_tokenizer_once():
-    if not _tokenizers:
-        _tokenizers.append(byte_tokenizer())
-    return _tokenizers[0]
-
-
-def test_a_model_without_a_template_has_none():
-    tokenizer = byte_tokenizer_once()
+def test_a_model_without_a_template_has_none_unless_one_is_given():
+    tokenizer = byte_tokenizer()
+    assert load_chat_template(tokenizer).source == CHATML
     assert load_chat_template(tokenizer, "other").source == "other"
-    tokenizer_without = byte_tokenizer()
-    tokenizer_without.chat_template = None
-    assert load_chat_template(tokenizer_without) is None
+    tokenizer.chat_template = None
+    assert load_chat_template(tokenizer) is None

@@ -80,6 +80,12 @@ def test_ids_outside_the_vocabulary_have_no_bytes():
     assert TOKENIZER.decode([TOKENIZER.vocab_size + 7], skip_special=False) == ""
 
 
+def test_the_vocabulary_has_an_entry_for_each_logit():
+    vocabulary = TOKENIZER.vocabulary(TOKENIZER.vocab_size + 5)
+    assert vocabulary.token_bytes == (*TOKENIZER.all_token_bytes, *[b""] * 5)
+    assert (vocabulary.special_ids, vocabulary.end_ids) == ({0, 1, 2}, {2})
+
+
 def test_the_directory_gives_special_tokens_and_template():
     assert (TOKENIZER.bos_id, TOKENIZER.eos_id) == (1, 2)
     assert TOKENIZER.special_ids == {0, 1, 2}

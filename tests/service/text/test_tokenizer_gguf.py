@@ -106,6 +106,29 @@ def test_eos_comes_last_where_the_file_says_so():
     assert tokenizer.encode("a", parse_special=False) == [1, *reference_encode("a"), 2]
 
 
+def test_only_llama_bpe_takes_a_whole_word_without_merging():
+    tokens = byte_level_metadata()["tokenizer.ggml.tokens"]
+    tokens[256] = "zq"
+    changes = {"tokens": tokens, "merges": [], "add_bos_token": False}
+    for pre, expected in (("llama-bpe", 1), ("qwen2", 2)):
+        metadata = byte_level_metadata(pre=pre, **changes)
+        tokenizer = Tokenizer(tokenizer_from_metadata(metadata))
+        assert len(tokenizer.encode("zq", parse_special=False)) == expected
+
+
+def test_only_qwen2_composes_characters_first():
+    for pre, expected in (("qwen2", "\u00e9"), ("gpt-2", "e\u0301")):
+        tokenizer = Tokenizer(tokenizer_from_metadata(byte_level_metadata(pre=pre)))
+        ids = tokenizer.encode("e\u0301", parse_special=False)
+        assert tokenizer.decode(ids, skip_special=False) == expected
+
+
+@given(pieces_text)
+def test_sentencepiece_decoding_of_text_equals_the_librarys_own(text):
+    ids = SENTENCEPIECE.encode(text, parse_special=False)
+    assert SENTENCEPIECE.decode(ids, skip_special=True) == SENTENCEPIECE._plain.decode(ids)
+
+
 @given(pieces_text)
 def test_sentencepiece_merging_equals_the_plain_algorithm(text):
     ids = SENTENCEPIECE.encode(text, parse_special=False, add_special_tokens=False)
