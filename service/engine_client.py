@@ -61,6 +61,9 @@ class EngineNotReady(Exception):
 # of its requests in order. Must not block.
 OutputListener = Callable[[Sequence[RequestOutput]], None]
 
+# Called on the event loop with the new status whenever the state changes. Must not block.
+StateListener = Callable[[EngineStatus], None]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFactory:
@@ -83,6 +86,9 @@ class EngineClient(Protocol):
 
     def status(self) -> EngineStatus:
         """A snapshot from cached values; never waits for the engine."""
+
+    def add_state_listener(self, listener: StateListener) -> None:
+        """Tells `listener` each later change of the state."""
 
     async def start(self) -> None:
         """Starts the host and returns when it is READY; raises what loading raised."""
