@@ -102,7 +102,7 @@ def from_engine(error: RequestError | None) -> ServiceError:
     if error is None or error.reason not in STATUS_CODES:
         raise AssertionError(f"the engine gave an unknown error: {error}")
     metadata = dict(error.metadata)
-    seconds = metadata.get("retry_after")
+    seconds = metadata.get("retry_after_seconds")
     return ServiceError(
         error.reason,
         error.message,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from grpc_health.v1 import health, health_pb2
 
@@ -38,9 +39,11 @@ class HealthMonitor:
         self._on_status = on_status
         self._is_serving: bool | None = None
         self._task: asyncio.Task[None] | None = None
+        self._state_changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Begins to look."""
+        """Begins to look; a change of the engine's state wakes it."""
+        self._runtime.engine.add_state_listener(lambda _status: self._state_changed.set())
         await self.refresh()
         self._task = asyncio.create_task(self._run())
 
@@ -78,5 +81,8 @@ class HealthMonitor:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_SECONDS):
+                    await self._state_changed.wait()
+            self._state_changed.clear()
             await self.refresh()

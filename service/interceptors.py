@@ -95,7 +95,7 @@ def map_errors(method: str, behavior: Behavior) -> Behavior:
             return await behavior(request, context)
         except ServiceError as error:
             failure = error
-            if error.reason == "INTERNAL":
+            if error.reason == "INTERNAL" and "incident_id" not in error.metadata:
                 failure = internal(report_incident(method, error))
         except grpc.aio.AbortError:
             raise

@@ -1,148 +1,135 @@
-"""The server: ports, health, reflection, draining. One instance per process and event loop."""
+"""One service process from its config to its exit code."""
 
 import asyncio
-import time
-from dataclasses import dataclass
+import os
+import signal
+import sys
 
-import grpc
 import structlog
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
-from service.admin import AdminServicer
-from service.admission import Admission
-from service.channel_options import server_channel_options
-from service.generation import STALL_SECONDS
-from service.health import SERVICE_NAME, HealthMonitor, StatusListener
-from service.interceptors import CallInterceptor
-from service.metrics import MetricsServer, ServiceMetrics, serve_metrics
-from service.registry import GenerationRegistry
-from service.runtime import ModelRuntime, ServedModels
-from service.servicer import GenerationServicer
-from tenon.admin.v1 import admin_service_pb2_grpc
-from tenon.v1 import generation_service_pb2_grpc
+from service.announcements import Announce, ProgressReporter, announcer, ready_event
+from service.assets import load_assets
+from service.config import ServiceConfig
+from service.engine_client import EngineFactory
+from service.engines import create_engine_client
+from service.logs import configure_logs
+from service.runtime import ModelRuntime
+from service.serving import PortError, Ports, Service
 
-ADMIN_NAME = "tenon.admin.v1.AdminService"
-HEALTH_NAME = "grpc.health.v1.Health"
-# What is left of the grace for failing the requests that are still running then.
-DRAIN_MARGIN_SECONDS = 2.0
-STOP_SECONDS = 1.0
+EXIT_OK = 0
+EXIT_FAILED = 1
+# What the user can set right: a port, a path, a model.
+EXIT_USAGE = 2
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _log = structlog.get_logger("tenon.server")
 
 
-class PortError(Exception):
-    """A port cannot be bound. The message names the setting and the port."""
+def run_service(config: ServiceConfig) -> int:
+    """Serves until SIGTERM or SIGINT. Returns the exit code: 0, 1 if it failed, 2 for bad input."""
+    configure_logs(config.log_level, config.log_format)
+    announce = announcer(os.environ)
+    if sys.platform == "win32":
+        return asyncio.run(serve(config, announce))
+    import uvloop  # not there on Windows
+
+    return int(uvloop.run(serve(config, announce)))
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where to listen. 0 picks a free port; metrics None serves none."""
+async def serve(config: ServiceConfig, announce: Announce) -> int:
+    """Serves until a signal comes; a second signal ends it at once.
 
-    host: str = "127.0.0.1"
-    grpc: int = 0
-    admin: int = 0
-    metrics: int | None = None
-
-
-class Service:
-    """Serves one runtime. Call `listen`, `load`, then `drain` and `close`.
-
-    on_status: told the engine's status a few times a second.
+    announce: told what happens, see service.announcements.
     """
-
-    def __init__(
-        self,
-        runtime: ModelRuntime,
-        *,
-        on_status: StatusListener | None = None,
-        stall_seconds: float = STALL_SECONDS,
-    ) -> None:
-        self.runtime = runtime
-        self.metrics = ServiceMetrics()
-        self.registry = GenerationRegistry(time.monotonic)
-        self.monitor = HealthMonitor(runtime, self.registry, self.metrics, on_status)
-        models = ServedModels({runtime.name: runtime})
-        admission = Admission(models, self.registry, self.metrics, stall_seconds=stall_seconds)
-        self._data_plane = GenerationServicer(models, admission, self.registry, self.metrics)
-        self._admin = AdminServicer(runtime, self.registry, self.drain)
-        self._servers: list[grpc.aio.Server] = []
-        self._metrics_server: MetricsServer | None = None
-
-    async def listen(self, ports: Ports) -> Ports:
-        """Binds all ports and serves; requests are refused until `load` is done.
-
-        Returns the ports that were bound. Raises PortError.
-        """
-        data, admin = self._new_server(), self._new_server()
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self._data_plane, data)
-        health_pb2_grpc.add_HealthServicer_to_server(self.monitor.servicer, data)
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, admin)
-        # Both listen on loopback only, where reflection tells nothing that is secret.
-        reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME), data)
-        reflection.enable_server_reflection((ADMIN_NAME,), admin)
-        bound_grpc = _bind(data, ports.host, ports.grpc, "grpc_port")
-        bound_admin = _bind(admin, ports.host, ports.admin, "admin_port")
-        bound_metrics = self._serve_metrics(ports)
-        for server in (data, admin):
-            await server.start()
-            self._servers.append(server)
-        await self.monitor.start()
-        return Ports(ports.host, bound_grpc, bound_admin, bound_metrics)
-
-    async def load(self) -> None:
-        """Loads the model and reports ready. Raises what loading raised."""
-        await self.runtime.start()
-        await self.monitor.refresh()
-
-    async def drain(self, grace: float) -> None:
-        """Refuses new generations and lets the running ones finish, at most `grace` seconds.
-
-        The ports stay open meanwhile: a refused caller is told to go elsewhere.
-        """
-        self.registry.is_draining = True
-        await self.monitor.refresh()
-        failed = await self.registry.drain(max(grace - DRAIN_MARGIN_SECONDS, grace / 2))
-        _log.info("drained", unfinished=failed)
-
-    async def close(self) -> None:
-        """Stops serving and the engine, in this order."""
-        await self.monitor.close()
-        await asyncio.gather(*(server.stop(STOP_SECONDS) for server in self._servers))
-        for generation in self.registry.generations:
-            generation.close()
-        await self.runtime.engine.close()
-        if self._metrics_server is not None:
-            await asyncio.to_thread(self._metrics_server.close)
-
-    def _new_server(self) -> grpc.aio.Server:
-        return grpc.aio.server(
-            interceptors=[CallInterceptor(self.metrics)], options=server_channel_options()
-        )
-
-    def _serve_metrics(self, ports: Ports) -> int | None:
-        if ports.metrics is None:
-            return None
-        try:
-            self._metrics_server = serve_metrics(self.metrics, ports.host, ports.metrics)
-        except OSError as error:
-            raise _port_error(ports.host, ports.metrics, "metrics_port") from error
-        return self._metrics_server.port
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int, setting: str) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise _port_error(host, port, setting) from error
-    if bound == 0:
-        raise _port_error(host, port, setting)
-    return bound
-
-
-def _port_error(host: str, port: int, setting: str) -> PortError:
-    return PortError(
-        f"{setting} {port} on {host} cannot be bound: another program listens there, or it is "
-        "not allowed; choose another port, or 0 for a free one"
+    stop = _watch_signals()
+    factory = EngineFactory(config.engine, config.engine_target)
+    engine = create_engine_client(factory, config.engine_isolation)
+    runtime = ModelRuntime(
+        config.served_model_name,
+        engine,
+        lambda: load_assets(config.engine.model_path, config.chat_template),
     )
+    service = Service(runtime, on_status=ProgressReporter(announce))
+    try:
+        return await _serve(service, config, announce, stop)
+    finally:
+        await service.close()
+
+
+async def _serve(
+    service: Service, config: ServiceConfig, announce: Announce, stop: "StopSignals"
+) -> int:
+    wanted = Ports(config.host, config.grpc_port, config.admin_port, config.metrics_port)
+    try:
+        ports = await service.listen(wanted)
+        announce(
+            {
+                "event": "listening",
+                "grpc_port": ports.grpc,
+                "admin_port": ports.admin,
+                "metrics_port": ports.metrics,
+            }
+        )
+        _log.info("listening", host=ports.host, grpc=ports.grpc, admin=ports.admin)
+        if not await _load(service, stop):
+            return EXIT_OK
+    except (PortError, ValueError, OSError) as error:
+        return _fail(announce, str(error), EXIT_USAGE)
+    except Exception as error:
+        _log.exception("loading failed")
+        return _fail(announce, f"the engine could not be started: {error}", EXIT_FAILED)
+    announce(ready_event(service.runtime))
+    _log.info("ready", model=service.runtime.name)
+    await stop.first.wait()
+    await _drain(service, config.drain_grace, stop)
+    return EXIT_OK
+
+
+async def _load(service: Service, stop: "StopSignals") -> bool:
+    """Loads unless a signal comes before; returns whether it is loaded."""
+    loading = asyncio.create_task(service.load())
+    stopping = asyncio.create_task(stop.first.wait())
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not loading.done():
+        loading.cancel()
+        return False
+    await loading
+    return True
+
+
+async def _drain(service: Service, grace: float, stop: "StopSignals") -> None:
+    _log.info("draining", grace=grace, running=len(service.registry.generations))
+    draining = asyncio.create_task(service.drain(grace))
+    hurrying = asyncio.create_task(stop.second.wait())
+    await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, hurrying):
+        task.cancel()
+
+
+def _fail(announce: Announce, message: str, code: int) -> int:
+    announce({"event": "failed", "message": message})
+    print(f"tenon service: {message}", file=sys.stderr)
+    return code
+
+
+class StopSignals:
+    """Set when the first and when the second signal to stop has come."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def note(self) -> None:
+        """Called for each signal."""
+        if self.first.is_set():
+            self.second.set()
+        self.first.set()
+
+
+def _watch_signals() -> StopSignals:
+    stop = StopSignals()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.note)
+    return stop

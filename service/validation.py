@@ -109,6 +109,6 @@ def check_context_length(
         metadata={
             "max_model_len": str(max_model_len),
             "prompt_tokens": str(prompt_tokens),
-            "requested_tokens": str(requested_tokens),
+            "requested_tokens": str(prompt_tokens + requested_tokens),
         },
     )

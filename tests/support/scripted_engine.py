@@ -26,6 +26,7 @@ from service.engine_client import (
     EngineState,
     EngineStatus,
     OutputListener,
+    StateListener,
 )
 
 BLOCK_SIZE = 16
@@ -94,6 +95,7 @@ class ScriptedEngineClient:
     _requests: dict[str, ScriptedRequest] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _is_step_planned: bool = False
+    _state_listeners: list[StateListener] = field(default_factory=list)
 
     @property
     def info(self) -> EngineInfo:
@@ -125,12 +127,22 @@ class ScriptedEngineClient:
         )
         return EngineStatus(self.state, self.progress, self.stage, load, self.step_age)
 
+    def add_state_listener(self, listener: StateListener) -> None:
+        """Told by `set_state`."""
+        self._state_listeners.append(listener)
+
+    def set_state(self, state: EngineState) -> None:
+        """Changes the state and tells the listeners."""
+        self.state = state
+        for listener in self._state_listeners:
+            listener(self.status())
+
     async def start(self) -> None:
         """Ready at once, or when the test opens `load_gate`."""
         if self.load_gate is not None:
-            self.state = EngineState.LOADING
+            self.set_state(EngineState.LOADING)
             await self.load_gate.wait()
-        self.state = EngineState.READY
+        self.set_state(EngineState.READY)
 
     def submit(self, requests: Sequence[EngineRequest], listener: OutputListener) -> None:
         """Takes requests into slots, the queue, or refuses them at the next turn of the loop."""
@@ -187,7 +199,7 @@ class ScriptedEngineClient:
 
     def die(self, state: EngineState = EngineState.RESTARTING) -> None:
         """Ends every open request as the death of the engine does."""
-        self.state = state
+        self.set_state(state)
         requests, self._requests = self._requests, {}
         error = RequestError("ENGINE_UNAVAILABLE", "the engine stopped", (("state", str(state)),))
         for id_, item in requests.items():
@@ -217,7 +229,7 @@ class ScriptedEngineClient:
         if self.refusals:
             return self.refusals.pop(0)
         if len(self._requests) >= self.max_running + self.max_waiting:
-            metadata = (("retry_after", "2.5"), ("waiting", str(self.max_waiting)))
+            metadata = (("retry_after_seconds", "2.5"), ("waiting", str(self.max_waiting)))
             return RequestError("QUEUE_FULL", "the queue is full", metadata)
         return None
 

@@ -9,7 +9,7 @@ from engine.request import RequestSpec
 from service.chat_template import load_chat_template
 from service.engine_client import EngineClient
 from service.runtime import ModelAssets, ModelRuntime
-from service.server import Ports, Service
+from service.serving import Ports, Service
 from tests.support.byte_tokenizer import byte_tokenizer
 from tests.support.scripted_engine import Script, ScriptedEngineClient
 
