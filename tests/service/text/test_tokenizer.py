@@ -7,7 +7,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, processors
+from transformers import AutoTokenizer
 
+from service.chat_template import load_chat_template
 from service.tokenizer import TokenizerError, load_tokenizer
 from tests.support.byte_tokenizer import FIRST_BYTE_ID, byte_tokenizer, write_byte_tokenizer
 
@@ -65,6 +67,22 @@ def test_decoding_equals_the_librarys_own(ids):
     for skip in (True, False):
         expected = library.decode(ids, skip_special_tokens=skip)
         assert TOKENIZER.decode(ids, skip_special=skip) == expected
+
+
+def test_a_directory_encodes_and_renders_as_transformers_does(tmp_path):
+    write_byte_tokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    messages = [
+        {"role": "system", "content": "the hello é"},
+        {"role": "user", "content": "你 and 😀 \x00 ing"},
+    ]
+    rendered = load_chat_template(TOKENIZER).render(messages)
+    assert rendered == theirs.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    ids = TOKENIZER.encode(rendered, add_special_tokens=False, parse_special=True)
+    assert ids == theirs(rendered, add_special_tokens=False)["input_ids"]
+    assert TOKENIZER.decode(ids, skip_special=True) == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_token_bytes_are_exact_for_bytes_that_are_not_characters():

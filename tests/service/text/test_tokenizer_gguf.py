@@ -5,7 +5,8 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
+from tokenizers import Regex, pre_tokenizers
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from service.pretokenizers import SPLIT_RULES
 from service.token_bytes import byte_level_alphabet
@@ -69,6 +70,19 @@ def test_the_smollm_split_equals_the_librarys_digits_and_byte_level(text):
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
     own = SPLIT_RULES["smollm"].pre_tokenizer().pre_tokenize_str(text)
+    assert own == library.pre_tokenize_str(text)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "deepseek-r1-qwen", "llama-bpe", "llama3", "llama-v3"])
+@given(text=st.text(max_size=30) | st.text(alphabet="aB'sSl1٣² \n\r\t.,é日", max_size=30))
+def test_splits_equal_those_of_transformers(name, text):
+    library = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    own = SPLIT_RULES[name].pre_tokenizer().pre_tokenize_str(text)
     assert own == library.pre_tokenize_str(text)
 
 
