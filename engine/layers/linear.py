@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 # The number of rows that oneDNN optimises the weight layout for; other numbers work too.
-_PACKING_ROWS = 16
+_PACKING_ROWS = 128
 
 
 class Linear(Protocol):
