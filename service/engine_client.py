@@ -96,8 +96,8 @@ class EngineClient(Protocol):
     def submit(self, requests: Sequence[EngineRequest], listener: OutputListener) -> None:
         """Hands sequences over. Their outputs reach `listener` until each has a finish_reason.
 
-        Raises EngineNotReady. If the engine dies, each open request ends with FinishReason.ERROR
-        and reason ENGINE_UNAVAILABLE.
+        Raises EngineNotReady, and ValueError if a request id is open. If the engine dies, each open
+        request ends with FinishReason.ERROR and reason ENGINE_UNAVAILABLE.
         """
 
     def abort(self, request_ids: Sequence[str]) -> None:

@@ -64,9 +64,17 @@ class EngineHost:
             return
         self._emit(frames.Loaded(engine.info))
         while True:
+            dropped: set[str] = set()
             for command in self._take(wait=not engine.has_work):
-                if isinstance(command, frames.Close):
-                    return
+                match command:
+                    case frames.Close():
+                        return
+                    case frames.Abort(request_ids):
+                        dropped.update(request_ids)
+                    case frames.Submit(requests) if dropped & _request_ids(requests):
+                        # The engine knows the old request of this id until its next step.
+                        self._step(engine)
+                        dropped.clear()
                 self._apply(engine, command)
                 self._num_applied += 1
             self._step(engine)
@@ -161,6 +169,10 @@ class EngineHost:
             return [_with_incident(output, incident_id) for output in failure.outputs]
         self._num_failed_steps = 0
         return outputs
+
+
+def _request_ids(requests: Sequence[EngineRequest]) -> set[str]:
+    return {request.spec.request_id for request in requests}
 
 
 def _with_incident(output: RequestOutput, incident_id: str) -> RequestOutput:

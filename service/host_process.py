@@ -33,7 +33,9 @@ def main() -> None:
     for command in early:
         host.post(command)
     reader = threading.Thread(target=_read, args=(connection, decoder, host), daemon=True)
-    writer = threading.Thread(target=_write, args=(connection, decoder.generation, outbox))
+    writer = threading.Thread(
+        target=_write, args=(connection, decoder.generation, outbox), daemon=True
+    )
     reader.start()
     writer.start()
     code = _run(host)
@@ -46,7 +48,7 @@ def main() -> None:
 def _run(host: EngineHost) -> int:
     try:
         host.run()
-    except Exception:
+    except BaseException:
         logger.exception("the engine host failed")
         return 1
     return 0

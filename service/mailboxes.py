@@ -12,13 +12,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Mailbox:
+    """Of all requests of one submit."""
+
     listener: OutputListener
     # Number of the command that submitted the request, counted from 1.
     command: int
 
 
 class Mailboxes:
-    """Fans a step's outputs out to listeners; each listener is called at most once per step."""
+    """Fans a step's outputs out; the listener of a submit is called at most once per step."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Mailbox] = {}
@@ -42,16 +44,16 @@ class Mailboxes:
 
     def deliver(self, outputs: Sequence[RequestOutput], num_applied: int) -> tuple[str, ...]:
         """Hands outputs out. Returns open requests of listeners that raised: they are dropped."""
-        batches: dict[OutputListener, list[RequestOutput]] = {}
+        batches: dict[int, tuple[_Mailbox, list[RequestOutput]]] = {}
         for output in outputs:
             mailbox = self._open.get(output.request_id)
             if mailbox is None or mailbox.command > num_applied:
                 continue
-            batches.setdefault(mailbox.listener, []).append(output)
+            batches.setdefault(id(mailbox), (mailbox, []))[1].append(output)
             if output.finish_reason is not None:
                 del self._open[output.request_id]
-        broken = [listener for listener, batch in batches.items() if not _call(listener, batch)]
-        return self.drop([name for name, box in self._open.items() if box.listener in broken])
+        broken = [key for key, (box, batch) in batches.items() if not _call(box.listener, batch)]
+        return self.drop([name for name, box in self._open.items() if id(box) in broken])
 
     def end_all(self, error: RequestError) -> None:
         """Ends every open request with `error`."""

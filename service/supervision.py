@@ -134,6 +134,8 @@ class SupervisedClient:
         if not len(self._mailboxes):
             self._stepped_at = time.monotonic()
         request_ids = [request.spec.request_id for request in requests]
+        if len(set(request_ids)) < len(request_ids) or self._mailboxes.known(request_ids):
+            raise ValueError("a request id is already open")
         self._mailboxes.open(request_ids, listener, self._num_sent + 1)
         self._send(frames.Submit(tuple(requests)))
 

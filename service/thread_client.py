@@ -71,7 +71,7 @@ class _ThreadLink:
     def _run(self) -> None:
         try:
             self._host.run()
-        except Exception as error:
+        except BaseException as error:
             logger.exception("the engine host failed")
             self._how = f"failed with {type(error).__name__}"
         finally:
