@@ -184,23 +184,21 @@ class CpuAttention:
     ) -> torch.Tensor:
         # [2 * kv_heads, length, dim]
         seen = keys_values.transpose(0, 1) if chunk.is_fresh else self._cached(layer, chunk)
-        keys, values = seen[None].chunk(2, dim=1)
+        keys, values = seen.view(2, 1, -1, *seen.shape[1:]).unbind(0)
         attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
+            query[None].transpose(1, 2),
             keys,
             values,
             attn_mask=chunk.bias,
             is_causal=chunk.is_fresh and chunk.length > 1,
             enable_gqa=self._queries_per_kv_head > 1,
         )
-        return attended[0].transpose(0, 1).flatten(1)
+        return attended.transpose(1, 2).reshape(query.shape[0], -1)
 
     def _cached(self, layer: int, chunk: Chunk) -> torch.Tensor:
         """[2 * kv_heads, length, dim]; a view if the blocks are consecutive."""
         if chunk.first_slot is not None:
-            stop = chunk.first_slot + chunk.length
-            view: torch.Tensor = self.cache.tokens[layer][:, chunk.first_slot : stop]
-            return view
+            return self.cache.tokens[layer].narrow(1, chunk.first_slot, chunk.length)
         assert chunk.blocks is not None
         gathered = self.cache.blocks[layer].index_select(1, chunk.blocks)
         padded = gathered.view(gathered.shape[0], -1, self._shape.head_dim)
