@@ -118,8 +118,9 @@ class Engine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drops requests without another output; unknown ids are ignored."""
-        ids = tuple(request_ids)
-        self._commands.append(lambda: self._drop(ids))
+        # Their ids are free for new requests from here on.
+        dropped = [self._open.pop(request_id, None) for request_id in request_ids]
+        self._commands.append(lambda: self._drop(dropped))
 
     def end(self, request_ids: Iterable[str]) -> None:
         """Ends requests with ENDED after what they produced; unknown ids are ignored."""
@@ -218,11 +219,12 @@ class Engine:
             sequence.request_id, FinishReason.ERROR, stats=sequence.stats(now), error=error
         )
 
-    def _drop(self, request_ids: tuple[str, ...]) -> None:
-        for sequence in self._find(request_ids):
-            self._scheduler.remove(sequence)
-            self._outputs.drop(sequence.request_id)
-            del self._open[sequence.request_id]
+    def _drop(self, sequences: list[Sequence | None]) -> None:
+        for sequence in sequences:
+            if sequence is not None:
+                self._outputs.drop(sequence.request_id)
+                if not sequence.is_finished:
+                    self._scheduler.remove(sequence)
 
     def _close(self, request_ids: tuple[str, ...]) -> None:
         for sequence in self._find(request_ids):
@@ -260,7 +262,8 @@ class Engine:
     def _collect(self) -> list[RequestOutput]:
         outputs = self._outputs.collect()
         for output in outputs:
-            if output.finish_reason is not None:
+            sequence = self._open.get(output.request_id)
+            if sequence is not None and sequence.is_finished:
                 del self._open[output.request_id]
         return outputs
 

@@ -153,7 +153,7 @@ class Progress:
         """Appends an output token and ends the request if it was the last one."""
         token, matcher = accepted.token, sequence.matcher
         sequence.append(token, accepted.segment, logprobs)
-        sequence.settled = accepted.settled
+        sequence.settled = min(accepted.settled, sequence.num_output)
         if token in sequence.spec.stop_token_ids:
             self.finish(sequence, FinishReason.STOP, stop_token_id=token)
         elif matcher is not None and matcher.terminated:

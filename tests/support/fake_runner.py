@@ -21,18 +21,16 @@ from engine.request import TokenLogprobs
 POISON = -7
 
 
-def next_token(context: Iterable[int], vocab_size: int, sampling: RowSampling) -> int:
-    """The token that the fake model puts after a context. Greedy: the seed plays no part."""
-    return rank_tokens(context, vocab_size, sampling)[0]
-
-
-def rank_tokens(
-    context: Iterable[int], vocab_size: int, sampling: RowSampling, count: int = 64
-) -> list[int]:
-    """Tokens by falling score, best first."""
+def next_token(context: Iterable[int], vocab_size: int) -> int:
+    """The token that the fake model puts after a context."""
     data = ",".join(map(str, context)).encode()
-    first = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
-    return [(first + step) % vocab_size for step in range(min(vocab_size, max(count, 1)))]
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") % vocab_size
+
+
+def rank_tokens(context: Iterable[int], vocab_size: int) -> list[int]:
+    """All tokens, best first: the next token and those after it, round the vocabulary."""
+    best = next_token(context, vocab_size)
+    return [(best + step) % vocab_size for step in range(vocab_size)]
 
 
 class FakePending:
@@ -127,7 +125,6 @@ class FakeRunner:
             context = self._cache[
                 table[positions // self._block_size], positions % self._block_size
             ].tolist()
-            # A row whose request was dropped may read anything; its token is not used.
             self._contexts.append(context)
 
     def _sample(self, plan: StepPlan, mask: SampleMask | None) -> StepResult:
@@ -138,13 +135,17 @@ class FakeRunner:
             tokens.append(token)
             wanted = sampling.params.logprobs
             logprobs.append(None if wanted is None else TokenLogprobs(-1.0 - token / 1000))
-        self._check_penalties(plan)
         return StepResult(np.array(tokens, dtype=np.int32), tuple(logprobs))
 
     def _draw(
         self, context: list[int], sampling: RowSampling, allowed: Callable[[int], bool]
     ) -> int:
-        ranked = rank_tokens(context, self._vocab_size, sampling, self._vocab_size)
+        if sampling.params.has_penalties:
+            # Drawn from what the plan says was seen, so that stale penalties change tokens.
+            assert sampling.prompt_ids is not None
+            assert sampling.output_ids is not None
+            context = [*sampling.prompt_ids.tolist(), *sampling.output_ids.tolist()]
+        ranked = rank_tokens(context, self._vocab_size)
         legal = [token for token in ranked if allowed(token)]
         assert legal, "an empty mask reached the runner"
         unbanned = [token for token in legal if token not in sampling.banned_ids]
@@ -160,16 +161,6 @@ class FakeRunner:
             for index in np.unique(plan.positions[start:end] // self._block_size):
                 block = int(plan.block_tables[0][row, index])
                 assert writers.setdefault(block, row) == row, "two rows write into one block"
-
-    def _check_penalties(self, plan: StepPlan) -> None:
-        for row, sampling in zip(plan.sample_rows, plan.sampling, strict=True):
-            if sampling.params.has_penalties:
-                assert sampling.prompt_ids is not None
-                assert sampling.output_ids is not None
-                known = [*sampling.prompt_ids.tolist(), *sampling.output_ids.tolist()]
-                context = self._contexts[row]
-                # A dropped draw keeps what was known when its step was planned.
-                assert known == context or len(known) < len(context)
 
 
 def _allowed(mask: SampleMask | None, index: int) -> Callable[[int], bool]:
