@@ -1,0 +1,42 @@
+"""How commands reach a running server."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from tenon.aio import DEFAULT_TARGET
+from tenon.cli.failures import CommandError
+from tenon.errors import Unavailable
+from tenon.sync import Client
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        envvar="TENON_TARGET",
+        metavar="HOST:PORT",
+        help=f"gRPC address of the server; {DEFAULT_TARGET} unless set.",
+    ),
+]
+
+
+@contextmanager
+def connect(target: str | None) -> Iterator[Client]:
+    """A client of the server; says how to start one where none answers."""
+    address = target or DEFAULT_TARGET
+    with Client(address, timeout=None) as client:
+        try:
+            yield client
+        except Unavailable as error:
+            raise unreachable(address, error) from None
+
+
+def unreachable(address: str, error: Unavailable) -> Exception:
+    """The error to show: the server's own words if one answered, else how to start one."""
+    if error.reason:
+        return error
+    return CommandError(
+        f"no server answers at {address}; start one with tenon serve, or set --target"
+    )
