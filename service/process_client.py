@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import cast
 
 from service import frames
 from service.engine_client import EngineFactory
@@ -105,8 +106,8 @@ class _ProcessLink(asyncio.Protocol):
         return self._process.pid
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # uvloop's transports are not instances of asyncio's classes.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         # A FrameError closes the transport, which ends the host like any other death.

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from engine.config import EngineConfig
 from engine.request import EngineLoad, FinishReason
 from service import frames
 from service.engine_client import EngineFactory, EngineState
 from service.process_client import ProcessClient
+from tests.service.engine_client_fixture import PATIENCE, QUICK, Recorder, request, until_state
 from tests.service.scripted_engine import TARGET
-from tests.service.test_engine_clients import PATIENCE, QUICK, Recorder, request, until_state
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FACTORY = EngineFactory(EngineConfig("fake:"), TARGET)
@@ -118,3 +119,26 @@ async def test_frames_of_an_older_host_are_dropped(client: ProcessClient) -> Non
     assert client.status().load.running != 77
     client._receive(2, late)
     assert client.status().load.running == 77
+
+
+async def test_a_damaged_stream_is_a_death_like_any_other(client: ProcessClient) -> None:
+    heard = Recorder()
+    client.submit([request("a")], heard)
+    client._link._decoder.feed(b"\xff")  # all later frames are shifted by one byte
+    end = await heard.end_of("a")
+    assert end.error is not None
+    assert end.error.reason == "ENGINE_UNAVAILABLE"
+    await until_state(client, EngineState.READY)
+
+
+def test_the_client_works_on_the_loop_of_the_server() -> None:
+    async def serve() -> list[int]:
+        client = ProcessClient(FACTORY, QUICK)
+        heard = Recorder()
+        await client.start()
+        client.submit([request("a", max_tokens=3)], heard)
+        await heard.end_of("a")
+        await client.close()
+        return heard.tokens("a")
+
+    assert uvloop.run(asyncio.wait_for(serve(), PATIENCE)) == [0, 1, 2]
