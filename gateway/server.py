@@ -97,7 +97,7 @@ class GatewayServer(uvicorn.Server):
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,  # type: ignore[arg-type]  # starlette and uvicorn type ASGI differently
+                app,
                 http="httptools",
                 loop="auto",
                 lifespan="on",
