@@ -136,6 +136,7 @@ class ScriptedEngineClient:
         self.state = state
         for listener in self._state_listeners:
             listener(self.status())
+        self._note_change()
 
     async def start(self) -> None:
         """Ready at once, or when the test opens `load_gate`."""
