@@ -157,8 +157,10 @@ class Supervisor:
                 task.cancel()
         child = tasks[done.pop()]
         self._display.close()
-        self._say(child.describe_end())
-        if self._log_path is not None and child.failure is None:
+        # A child that could not start has said so on our stderr, but there a bar may hide it.
+        if child.failure is None or self._log_path is not None or self._console.is_terminal:
+            self._say(child.describe_end())
+        if child.failure is None and self._log_path is not None:
             self._say(f"its log is {self._log_path}")
         return BAD_INPUT if child.exit_code == BAD_INPUT else FAILED
 
