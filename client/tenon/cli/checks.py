@@ -151,16 +151,16 @@ def check_models() -> Iterator[Finding]:
 
 def check_packages() -> Iterator[Finding]:
     """The distributions that Tenon depends on."""
+    versions: dict[str, str | None] = {}
     for distribution in ("tenon", "tenon-server"):
-        if installed_version(distribution) is None:
-            continue
-        for name in _requirements(distribution):
-            version = installed_version(name)
-            if version is None:
-                advice = f"pip install {name}"
-                yield Finding("wrong", name, f"{distribution} needs it", advice)
-            else:
-                yield Finding("ok", name, version)
+        if installed_version(distribution) is not None:
+            versions |= {name: installed_version(name) for name in _requirements(distribution)}
+    missing = [name for name, version in versions.items() if version is None]
+    for name in missing:
+        yield Finding("wrong", "packages", f"{name} is missing", f"pip install {name}")
+    if not missing:
+        shown = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        yield Finding("ok", "packages", shown)
 
 
 ALL_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from tenon.cli.checks import ALL_CHECKS, Finding
 from tenon.cli.failures import FAILED
+
+if TYPE_CHECKING:
+    from tenon.cli.checks import Finding
 
 _MARKS = {"ok": "[green]ok[/green]  ", "note": "[yellow]note[/yellow]", "wrong": "[red]wrong[/red]"}
 
@@ -22,6 +24,8 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check Python, torch, CPU, memory, disk, ports, models and packages."""
+    from tenon.cli.checks import ALL_CHECKS
+
     findings = [finding for check in ALL_CHECKS for finding in check()]
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -31,7 +35,7 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: "list[Finding]") -> None:
     console = Console()
     for finding in findings:
         console.print(_MARKS[finding.level], end=" ")

@@ -140,7 +140,8 @@ def check_ports(options: ServeOptions | ServiceOptions | GatewayOptions) -> None
         if reason is not None:
             raise CommandError(
                 f"port {port} of {options.host} cannot be used: {reason}; "
-                f"choose another with {flag} or TENON_{name.upper()} (0 picks a free one)"
+                f"choose another with {flag} or TENON_{name.upper()} (0 picks a free one); "
+                "tenon ps tells whether another Tenon runs here"
             )
 
 
