@@ -7,6 +7,7 @@ from typing import Any
 
 from service.engine_client import EngineState, EngineStatus
 from service.runtime import ModelRuntime
+from service.serving import Ports
 
 READY_FD_VARIABLE = "TENON_READY_FD"
 
@@ -42,6 +43,16 @@ class ProgressReporter:
             self._last = current
             event = {"event": "progress", "stage": current[0], "progress": current[1]}
             self._announce(event)
+
+
+def listening_event(ports: Ports) -> dict[str, Any]:
+    """The ports that were bound."""
+    return {
+        "event": "listening",
+        "grpc_port": ports.grpc,
+        "admin_port": ports.admin,
+        "metrics_port": ports.metrics,
+    }
 
 
 def ready_event(runtime: ModelRuntime) -> dict[str, Any]:

@@ -117,25 +117,26 @@ def record_call(method: str, metrics: ServiceMetrics, behavior: Behavior) -> Beh
         record = CallRecord(request_id_of(context))
         current_call.set(record)
         arrival = time.monotonic()
-        outcome: tuple[str, str] = ("UNKNOWN", "")
+        outcome = ("OK", "")
         try:
-            response = await behavior(request, context)
-            outcome = ("OK", "")
-            return response
-        except ServiceError as error:
-            outcome = (error.code.name, error.reason)
-            raise
-        except asyncio.CancelledError:
-            outcome = ("CANCELLED", "")
-            raise
-        except Exception:
-            outcome = ("INTERNAL", "INTERNAL")
+            return await behavior(request, context)
+        except BaseException as error:
+            outcome = _outcome_of(error)
             raise
         finally:
             metrics.requests.labels(method.rpartition("/")[2], outcome[0]).inc()
             log_call(method, record, outcome, time.monotonic() - arrival)
 
     return call
+
+
+def _outcome_of(error: BaseException) -> tuple[str, str]:
+    """Status code and reason of a call that ended with an exception."""
+    if isinstance(error, ServiceError):
+        return error.code.name, error.reason
+    if isinstance(error, asyncio.CancelledError):
+        return "CANCELLED", ""
+    return "INTERNAL", "INTERNAL"
 
 
 def check_request(behavior: Behavior) -> Behavior:

@@ -17,27 +17,8 @@ class ServiceMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.running = self._gauge("tenon_requests_running", "Sequences in the running batch.")
-        self.waiting = self._gauge("tenon_requests_waiting", "Sequences that wait for a slot.")
-        self.kv_used = self._gauge("tenon_kv_blocks_used", "KV blocks that some request holds.")
-        self.kv_total = self._gauge("tenon_kv_blocks_total", "KV blocks in all.")
-        self.step_age = self._gauge(
-            "tenon_step_age_seconds", "Since the engine finished a step, while it has work."
-        )
-        self.time_to_first_token = self._histogram(
-            "tenon_time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
-        )
-        self.inter_token_latency = self._histogram(
-            "tenon_inter_token_latency_seconds", "Between tokens of one output.", _TOKEN_SECONDS
-        )
-        self.request_seconds = self._histogram(
-            "tenon_request_seconds", "From arrival to the end of a generation.", _SECONDS
-        )
-        self.prompt_tokens = self._counter("tenon_prompt_tokens", "Prompt tokens of requests.")
-        self.cached_tokens = self._counter(
-            "tenon_cached_prompt_tokens", "Prompt tokens served from the prefix cache."
-        )
-        self.output_tokens = self._counter("tenon_output_tokens", "Output tokens of requests.")
+        self._add_engine_gauges()
+        self._add_generation_metrics()
         self.requests = Counter(
             "tenon_requests",
             "Calls by method and status code.",
@@ -52,6 +33,31 @@ class ServiceMetrics:
         self.kv_used.set(status.load.kv_blocks_used)
         self.kv_total.set(status.load.kv_blocks_total)
         self.step_age.set(status.step_age or 0.0)
+
+    def _add_engine_gauges(self) -> None:
+        self.running = self._gauge("tenon_requests_running", "Sequences in the running batch.")
+        self.waiting = self._gauge("tenon_requests_waiting", "Sequences that wait for a slot.")
+        self.kv_used = self._gauge("tenon_kv_blocks_used", "KV blocks that some request holds.")
+        self.kv_total = self._gauge("tenon_kv_blocks_total", "KV blocks in all.")
+        self.step_age = self._gauge(
+            "tenon_step_age_seconds", "Since the engine finished a step, while it has work."
+        )
+
+    def _add_generation_metrics(self) -> None:
+        self.time_to_first_token = self._histogram(
+            "tenon_time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
+        )
+        self.inter_token_latency = self._histogram(
+            "tenon_inter_token_latency_seconds", "Between tokens of one output.", _TOKEN_SECONDS
+        )
+        self.request_seconds = self._histogram(
+            "tenon_request_seconds", "From arrival to the end of a generation.", _SECONDS
+        )
+        self.prompt_tokens = self._counter("tenon_prompt_tokens", "Prompt tokens of requests.")
+        self.cached_tokens = self._counter(
+            "tenon_cached_prompt_tokens", "Prompt tokens served from the prefix cache."
+        )
+        self.output_tokens = self._counter("tenon_output_tokens", "Output tokens of requests.")
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(name, documentation, registry=self.registry)

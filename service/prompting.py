@@ -9,7 +9,6 @@ from service.chat_template import ChatTemplate, ChatTemplateError, RenderedPromp
 from service.errors import ServiceError, invalid
 from service.options import ChatMessage, ChatPrompt, PromptSource, TextPrompt, TokenPrompt
 from service.runtime import ModelAssets
-from service.validation import check_context_length
 
 # Below this many characters tokenizing takes less than handing it to a thread costs others.
 INLINE_CHARS = 4096
@@ -56,17 +55,6 @@ def render_and_encode(
         literal_spans=rendered.literal_spans,
     )
     return rendered, ids
-
-
-def fit_context(
-    ids: tuple[int, ...], max_tokens: int | None, max_model_len: int, *, truncate: bool, path: str
-) -> tuple[int, ...]:
-    """The prompt that leaves room for the output: at least one token. Raises ServiceError."""
-    requested = max_tokens or 1
-    if truncate and requested < max_model_len:
-        return ids[-(max_model_len - requested) :]
-    check_context_length(len(ids), requested, max_model_len, path)
-    return ids
 
 
 async def run_sized(num_chars: int, work: Callable[[], _Result]) -> _Result:

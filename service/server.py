@@ -7,7 +7,13 @@ import sys
 
 import structlog
 
-from service.announcements import Announce, ProgressReporter, announcer, ready_event
+from service.announcements import (
+    Announce,
+    ProgressReporter,
+    announcer,
+    listening_event,
+    ready_event,
+)
 from service.assets import load_assets
 from service.config import ServiceConfig
 from service.engine_client import EngineFactory
@@ -62,14 +68,7 @@ async def _serve(
     wanted = Ports(config.host, config.grpc_port, config.admin_port, config.metrics_port)
     try:
         ports = await service.listen(wanted)
-        announce(
-            {
-                "event": "listening",
-                "grpc_port": ports.grpc,
-                "admin_port": ports.admin,
-                "metrics_port": ports.metrics,
-            }
-        )
+        announce(listening_event(ports))
         _log.info("listening", host=ports.host, grpc=ports.grpc, admin=ports.admin)
         if not await _load(service, stop):
             return EXIT_OK

@@ -5,6 +5,8 @@ A field that this server cannot honour is refused by its path with UNSUPPORTED_F
 
 from collections.abc import Mapping
 
+from google.protobuf.message import Message
+
 from engine.request import Priority
 from service.errors import invalid, unsupported
 from service.options import GenerationOptions, OutputChoice, SamplingChoice, StopChoice
@@ -56,11 +58,7 @@ def translate_spec(
         if spec.HasField("constraint")
         else None,
         priority=_priority(scheduling, f"{path}.scheduling.priority"),
-        max_queue_time=check_duration(
-            f"{path}.scheduling.max_queue_time", scheduling.max_queue_time
-        )
-        if scheduling.HasField("max_queue_time")
-        else None,
+        max_queue_time=_seconds(scheduling, "max_queue_time", f"{path}.scheduling.max_queue_time"),
         bypass_cache=cache.bypass,
         cache_narrow=cache.narrow,
     )
@@ -125,9 +123,7 @@ def _stop(params: generation_pb2.StopParams, vocab_size: int, path: str) -> Stop
         stop_token_ids=check_token_ids(ids_field, params.stop_token_ids, vocab_size),
         include_stop_string=params.include_stop_string,
         ignore_eos=params.ignore_eos,
-        max_duration=check_duration(f"{path}.max_duration", params.max_duration)
-        if params.HasField("max_duration")
-        else None,
+        max_duration=_seconds(params, "max_duration", f"{path}.max_duration"),
     )
 
 
@@ -145,3 +141,8 @@ def _output(options: generation_pb2.OutputOptions, path: str) -> OutputChoice:
         prompt_token_ids=options.prompt_token_ids,
         special_tokens=options.special_tokens,
     )
+
+
+def _seconds(message: Message, name: str, field: str) -> float | None:
+    """A google.protobuf.Duration in seconds; None if it is not set."""
+    return check_duration(field, getattr(message, name)) if message.HasField(name) else None

@@ -15,9 +15,6 @@ from engine.request import (
     FinishReason,
     RequestError,
     RequestOutput,
-    RequestSpec,
-    RequestStats,
-    TokenLogprobs,
 )
 from grammar.spec import ConstraintSpec
 from service.engine_client import (
@@ -28,37 +25,7 @@ from service.engine_client import (
     OutputListener,
     StateListener,
 )
-
-BLOCK_SIZE = 16
-
-# Token ids of one sequence. When they are used up, the request's first stop id follows; without
-# one they are repeated.
-Script = Callable[[RequestSpec], Sequence[int]]
-
-
-@dataclass(slots=True)
-class ScriptedRequest:
-    """One sequence in the scripted engine."""
-
-    spec: RequestSpec
-    script: Sequence[int]
-    listener: OutputListener
-    num_output: int = 0
-    is_running: bool = False
-    reported_position: int | None = None
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks it holds while it runs."""
-        return -(-(len(self.spec.prompt_ids) + self.num_output) // BLOCK_SIZE)
-
-    def next_token(self) -> int:
-        """The token of its next step."""
-        if self.num_output < len(self.script):
-            return self.script[self.num_output]
-        if self.spec.stop_token_ids:
-            return self.spec.stop_token_ids[0]
-        return self.script[self.num_output % len(self.script)]
+from tests.support.scripted_request import BLOCK_SIZE, Script, ScriptedRequest
 
 
 @dataclass(slots=True)
@@ -255,37 +222,11 @@ class ScriptedEngineClient:
                 error = RequestError("QUEUE_TIMEOUT", "it waited longer than max_queue_time")
                 self._finish(item, _failed(spec.request_id, error))
         else:
-            output = self._generate(item, now)
+            output = item.generate(self.tokens_per_step, self.cached_tokens, now)
             if output.finish_reason is not None:
                 self._finish(item, output)
             else:
                 item.listener([output])
-
-    def _generate(self, item: ScriptedRequest, now: float) -> RequestOutput:
-        spec, is_first = item.spec, item.num_output == 0
-        ids: list[int] = []
-        finish, stop_id = None, None
-        while finish is None and len(ids) < self.tokens_per_step:
-            ids.append(item.next_token())
-            item.num_output += 1
-            if ids[-1] in spec.stop_token_ids:
-                finish, stop_id = FinishReason.STOP, ids[-1]
-            elif item.num_output >= spec.max_tokens:
-                finish = FinishReason.LENGTH
-            elif spec.close_at is not None and now > spec.close_at:
-                finish = FinishReason.TIME_LIMIT
-        return RequestOutput(
-            spec.request_id,
-            started=is_first,
-            cached_tokens=self.cached_tokens if is_first else None,
-            token_ids=tuple(ids),
-            logprobs=tuple(_logprobs_of(id_, spec.sampling.logprobs) for id_ in ids)
-            if spec.sampling.logprobs is not None
-            else (),
-            finish_reason=finish,
-            stop_token_id=stop_id,
-            stats=RequestStats(queue=0.25, decode=0.5) if finish is not None else None,
-        )
 
     def _finish(self, item: ScriptedRequest, output: RequestOutput) -> None:
         del self._requests[item.spec.request_id]
@@ -313,13 +254,3 @@ class ScriptedEngineClient:
 
 def _failed(request_id: str, error: RequestError) -> RequestOutput:
     return RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=error)
-
-
-def _logprobs_of(token_id: int, num_top: int | None) -> TokenLogprobs:
-    """Made up, but a function of the token: the chosen one is the best."""
-    top = range(num_top or 0)
-    return TokenLogprobs(
-        logprob=-0.25 * (token_id % 4 + 1),
-        top_ids=tuple((token_id + offset) % 256 + 3 if offset else token_id for offset in top),
-        top_logprobs=tuple(-0.25 * (token_id % 4 + 1) - offset for offset in top),
-    )
