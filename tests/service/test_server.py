@@ -1,6 +1,9 @@
 """Ports, health, keepalive, metrics, reflection: what a server is beside its methods."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import urllib.request
 
 import grpc
@@ -175,6 +178,43 @@ async def test_pings_during_a_silent_call_are_allowed_from_the_minimum_interval_
             with pytest.raises(grpc.aio.AioRpcError, match=r"[Pp]ings|closed|reset"):
                 await call
     await server.stop(0)
+
+
+async def test_a_frozen_client_is_noticed_by_the_keepalive() -> None:
+    code = (
+        "import grpc, sys\n"
+        "from tenon.v1 import generation_service_pb2 as pb, generation_service_pb2_grpc as stubs\n"
+        "channel = grpc.insecure_channel(sys.argv[1])\n"
+        "list(stubs.GenerationServiceStub(channel).Generate(pb.GenerateRequest()))\n"
+    )
+    options = server_channel_options(keepalive_ms=1000, keepalive_timeout_ms=1000)
+    server = grpc.aio.server(options=options)
+    handler = _Endless()
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(handler, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    process = subprocess.Popen([sys.executable, "-c", code, f"127.0.0.1:{port}"])
+    try:
+        await handler.begun.wait()
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.wait_for(handler.cancelled.wait(), timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+        await server.stop(0)
+
+
+class _Endless(generation_service_pb2_grpc.GenerationServiceServicer):
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def Generate(self, request: object, context: object) -> None:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
 
 
 class _Silent(generation_service_pb2_grpc.GenerationServiceServicer):
