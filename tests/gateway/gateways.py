@@ -13,7 +13,7 @@ from gateway.config import GatewayConfig
 from gateway.server import GatewayServer, bind
 from service.engine_client import EngineClient
 from tenon import AsyncClient
-from tests.support.service_fixture import MODEL_NAME, running_service
+from tests.support.service_fixture import MODEL_NAME, running_service, started_service
 
 CHAT = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": MODEL_NAME, "prompt": "hi"}
@@ -45,7 +45,10 @@ async def gateway_before(
     listener = bind(config)
     server = EmbeddedServer(config, build_app(config, AsyncClient(service_target)), listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await server.is_listening.wait()
+    listening = asyncio.ensure_future(server.is_listening.wait())
+    await asyncio.wait((serving, listening), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving  # raises what kept it from listening
     url = f"http://127.0.0.1:{server.http_port}"
     openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     try:
@@ -63,6 +66,18 @@ async def running_gateway(
     """A gateway over a service with a scripted engine; says "Hello, world!" by default."""
     async with running_service(engine) as address, gateway_before(address, config) as gateway:
         yield gateway
+
+
+@asynccontextmanager
+async def running_gateway_loading(
+    engine: EngineClient,
+) -> AsyncIterator[tuple[RunningGateway, "asyncio.Task[None]"]]:
+    """A gateway over a service whose engine loads, and the task that ends when it has loaded."""
+    async with started_service(engine, load=False) as running:
+        loading = asyncio.create_task(running.service.load())
+        async with gateway_before(running.address) as gateway:
+            yield gateway, loading
+        await loading
 
 
 class EmbeddedServer(GatewayServer):
