@@ -33,4 +33,5 @@ class QueueReporter:
             return None
         self._reported = self._position
         self._not_before = now + QUIET_SECONDS
-        return events.queued(self._position, self._estimated_wait)
+        # The engine counts places from 1, the event counts the requests ahead.
+        return events.queued(self._position - 1, self._estimated_wait)

@@ -102,7 +102,7 @@ async def test_a_waiting_request_is_told_its_place_after_a_second_and_once_a_sec
     scene.engine.tell(queue_position=1)
     scene.clock.now += 1.0
     (event,) = await scene.generation.next_events() or ()
-    assert event.queued.position == 1
+    assert event.queued.position == 0
     assert not event.queued.HasField("estimated_start")
 
 

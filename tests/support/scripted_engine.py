@@ -207,7 +207,7 @@ class ScriptedEngineClient:
         waiting = [item for item in items if not item.is_running]
         for item in waiting[:free]:
             item.is_running = True
-        for position, item in enumerate(waiting[max(free, 0) :]):
+        for position, item in enumerate(waiting[max(free, 0) :], start=1):
             if item.reported_position != position:
                 item.reported_position = position
                 item.listener([RequestOutput(item.spec.request_id, queue_position=position)])
