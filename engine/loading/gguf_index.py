@@ -35,7 +35,7 @@ _SCALARS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 
 # The least a metadata pair (key length, type, one byte) and a tensor record (name length, number of
 # dimensions, one dimension, type, offset) can take.
@@ -52,6 +52,11 @@ class TensorInfo:
     type: StorageType
     offset: int
     nbytes: int
+
+    @property
+    def num_values(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,8 @@ def _parse_value(cursor: ByteCursor, field: str) -> MetadataValue:
     if kind not in _SCALARS:
         cursor.fail(f"{field} (type)", f"{kind} is not a value type")
     value = cursor.number(_SCALARS[kind], field)
+    if kind == _FLOAT32:  # the shortest decimal: 1e-5 stored as float32 is read as 1e-5
+        return float(str(np.float32(value)))
     return _checked_bools(cursor, field, [int(value)])[0] if kind == _BOOL else value
 
 
