@@ -255,11 +255,16 @@ class LLM:
 
 
 def _check_installed() -> None:
-    import importlib.util
-
-    missing = [name for name in ("service", "engine") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError("tenon.LLM needs tenon-server: pip install tenon-server")
+    """Imports the server, before a model is fetched for nothing."""
+    try:
+        import service.admission
+        import service.assets
+        import service.engines
+        import service.metrics  # noqa: F401  # only whether they are there matters here
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"tenon.LLM needs tenon-server, but {error.name} is missing: pip install tenon-server"
+        ) from None
 
 
 def _is_one_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:

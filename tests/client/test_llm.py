@@ -65,9 +65,7 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(tmp_path: Path) -> 
 def test_without_the_server_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import importlib.util
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "service.admission", None)
     with pytest.raises(ImportError, match="tenon-server"):
         tenon.LLM("smollm2")
 
