@@ -205,9 +205,10 @@ class BlockPool:
         """Free blocks in the order in which they will be reused."""
         return self._free.ids()
 
-    def is_cached(self, block_id: int) -> bool:
-        """Whether a lookup can find the block."""
-        return self._blocks[block_id].key is not None
+    def cached_tokens(self, block_id: int) -> tuple[int, ...] | None:
+        """The tokens under which a lookup can find the block; None if it cannot."""
+        key = self._blocks[block_id].key
+        return key.tokens if key is not None else None
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Asserts the invariants against all tables that hold blocks. Costs O(blocks)."""

@@ -44,7 +44,7 @@ def expected_choice(added: Added) -> tuple[int, ...]:
 class EngineMachine(RuleBasedStateMachine):
     depth = 0
 
-    @initialize(blocks=st.integers(10, 24), caching=st.booleans(), rows=st.integers(1, 5))
+    @initialize(blocks=st.integers(10, 16), caching=st.booleans(), rows=st.integers(2, 5))
     def build(self, blocks: int, caching: bool, rows: int) -> None:
         # 10 blocks of 4 hold one request of MAX_MODEL_LEN tokens, and little besides.
         self.engine: Engine
@@ -133,11 +133,23 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.check()
         for plan in self.runner.plans[num_plans:]:
             assert len(plan.input_ids) <= BUDGET
-        pool = self.engine._scheduler.pool
-        self.runner.poison(b for b in pool.free_ids() if not pool.is_cached(b))
+        self.check_cache()
         for output in outputs:
             if output.finish_reason is not None:
                 self.check_answer(output.request_id, output.finish_reason)
+
+    def check_cache(self) -> None:
+        """Looks behind the engine: what is cached is there, what is free may be overwritten."""
+        pool = self.engine._scheduler.pool
+        for block_id in range(pool.num_total):
+            cached = pool.cached_tokens(block_id)
+            assert cached is None or cached == self.runner.read(block_id)
+        free = pool.free_ids()
+        for step in self.engine._in_flight:
+            plan = step.step.plan
+            for length, table in zip(plan.seq_lens, plan.block_tables[0], strict=True):
+                assert not set(table[: pool.blocks_for(int(length))].tolist()) & set(free)
+        self.runner.poison(b for b in free if pool.cached_tokens(b) is None)
 
     def check_answer(self, request_id: str, reason: FinishReason) -> None:
         added = self.added[request_id]
@@ -182,7 +194,7 @@ class OverlappedEngineMachine(EngineMachine):
 def test_tokens_do_not_depend_on_company(machine: type[EngineMachine]) -> None:
     case = machine.TestCase()
     case.settings = settings(
-        max_examples=60,
+        max_examples=120,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
