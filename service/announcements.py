@@ -36,7 +36,7 @@ class ProgressReporter:
 
     def __call__(self, status: EngineStatus) -> None:
         """Takes the status."""
-        if status.state is not EngineState.LOADING:
+        if status.state is not EngineState.LOADING or not status.stage:
             return
         current = (status.stage, round(status.progress, 3))
         if current != self._last:
