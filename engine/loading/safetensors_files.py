@@ -42,9 +42,9 @@ class SafetensorsFiles:
         self._stack.close()
 
     def _add_shard(self, path: Path, names: list[str] | None) -> None:
-        if not path.is_file():
-            raise CheckpointError(f"{path}: the file does not exist")
         try:
+            if not path.is_file():
+                raise CheckpointError(f"{path}: the file does not exist")
             shard = self._stack.enter_context(safe_open(path, framework="pt"))
             stored = set(shard.keys())
             for name in sorted(stored) if names is None else names:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -29,29 +30,20 @@ class SafetensorsSource:
 
     def __init__(self, directory: Path) -> None:
         family, config = _read_config(directory / "config.json")
-        generation = read_json_fields(directory / "generation_config.json", is_required=False)
+        config, self.sampling_defaults = _add_generation(directory, config)
         self._files = SafetensorsFiles(directory)
-        file_name = "model.safetensors"  # the file that a FieldError below speaks of
         try:
-            shapes = _decoder_shapes(config, family, self._files)
-            self._matches = match_tensors(config, family.hf_names, shapes)
-            file_name = "generation_config.json"
-            self.sampling_defaults: SamplingDefaults = read_sampling_defaults(
-                generation, _SAMPLING_FIELDS
-            )
-            ends = _end_token_ids(generation, config.vocab_size) or config.end_token_ids
-            file_name = "tokenizer.json"
-            padding = _padding_ids(directory / file_name, config.vocab_size)
-        except (FieldError, CheckpointError) as error:
+            with _errors_in(directory / "model.safetensors"):
+                shapes = _decoder_shapes(config, family, self._files)
+                self._matches = match_tensors(config, family.hf_names, shapes)
+            with _errors_in(directory / "tokenizer.json"):  # its ids are bounded by the shapes
+                padding = _padding_ids(directory / "tokenizer.json", config.vocab_size)
+        except CheckpointError:
             self.close()
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"{directory / file_name}: {error}") from error
+            raise
+        dtype = _DTYPE_NAMES[self._files.dtypes[self._matches["layers.0.q.weight"]]]
         self.config: ModelConfig = dataclasses.replace(
-            config,
-            end_token_ids=ends,
-            padding_ids=padding,
-            quantization=_DTYPE_NAMES[self._files.dtypes[self._matches["layers.0.q.weight"]]],
+            config, padding_ids=padding, quantization=dtype
         )
 
     @property
@@ -91,18 +83,35 @@ def _sample(tensor: torch.Tensor) -> bytes:
     return b"".join(piece.clone().view(torch.uint8).numpy().tobytes() for piece in pieces)
 
 
+@contextmanager
+def _errors_in(path: Path) -> Iterator[None]:
+    """Names the file in errors that name a field."""
+    try:
+        yield
+    except FieldError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
 def _read_config(path: Path) -> tuple[Family, ModelConfig]:
     """The family and the config without what other files add to it."""
     fields = read_json_fields(path)
-    try:
+    with _errors_in(path):
         family = family_of_hf(_architecture(fields))
         fields.section("quantization_config").expect("quant_method")
         fields.expect("quantization_config")
         config = family.config_from_hf(fields)
         ends = _end_token_ids(fields, config.vocab_size)
         return family, dataclasses.replace(config, end_token_ids=ends)
-    except FieldError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _add_generation(directory: Path, config: ModelConfig) -> tuple[ModelConfig, SamplingDefaults]:
+    """generation_config.json stands before config.json where both name the end ids."""
+    path = directory / "generation_config.json"
+    fields = read_json_fields(path, is_required=False)
+    with _errors_in(path):
+        ends = _end_token_ids(fields, config.vocab_size) or config.end_token_ids
+        defaults = read_sampling_defaults(fields, _SAMPLING_FIELDS)
+        return dataclasses.replace(config, end_token_ids=ends), defaults
 
 
 def _architecture(fields: Fields) -> str:
@@ -145,7 +154,7 @@ def _padding_ids(path: Path, vocab_size: int) -> tuple[int, ...]:
         return ()
     vocabulary = fields.section("model").get("vocab")
     if isinstance(vocabulary, dict):
-        used = set(vocabulary.values())
+        used = {number for number in vocabulary.values() if isinstance(number, int)}
     elif isinstance(vocabulary, list):
         used = set(range(len(vocabulary)))
     else:
@@ -153,5 +162,5 @@ def _padding_ids(path: Path, vocab_size: int) -> tuple[int, ...]:
     added = fields.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise fields.error("added_tokens", "must be a list of objects")
-    used.update(token.get("id") for token in added)
+    used.update(token["id"] for token in added if isinstance(token.get("id"), int))
     return tuple(number for number in range(vocab_size) if number not in used)

@@ -101,13 +101,10 @@ def decoder_from_gguf(
     fields: Fields, stored: StoredFacts, family: str, *, qkv_bias: bool = False
 ) -> ModelConfig:
     """Maps the metadata under the architecture's prefix."""
-    fields.expect("expert_count", 0)
-    fields.expect("attention.sliding_window", 0)
     hidden_size = fields.size("embedding_length")
     num_heads = fields.size("attention.head_count")
     head_dim = _head_dim(fields, "attention.key_length", hidden_size, num_heads)
-    fields.expect("attention.value_length", head_dim)
-    fields.expect("vocab_size", stored.vocab_size)
+    _expect_plain_gguf(fields, head_dim, stored.vocab_size)
     return ModelConfig(
         family=family,
         num_layers=fields.size("block_count"),
@@ -123,6 +120,13 @@ def decoder_from_gguf(
         tied_head=stored.tied_head,
         qkv_bias=qkv_bias,
     )
+
+
+def _expect_plain_gguf(fields: Fields, head_dim: int, vocab_size: int) -> None:
+    fields.expect("expert_count", 0)
+    fields.expect("attention.sliding_window", 0)
+    fields.expect("attention.value_length", head_dim)
+    fields.expect("vocab_size", vocab_size)
 
 
 def _head_dim(fields: Fields, name: str, hidden_size: int, num_heads: int) -> int:
