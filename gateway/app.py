@@ -39,7 +39,6 @@ def build_app(
     config: GatewayConfig, client: AsyncClient, metrics: GatewayMetrics | None = None
 ) -> Starlette:
     """The gateway in front of one service. The app closes the client when it shuts down."""
-    catalog = ModelCatalog(client)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -48,25 +47,27 @@ def build_app(
         finally:
             await client.close()
 
+    metrics = metrics or GatewayMetrics(CollectorRegistry())
     app = Starlette(
-        routes=[
-            _route("POST", "/v1/chat/completions", ChatCompletions(client, catalog, config)),
-            _route("POST", "/v1/completions", Completions(client, config)),
-            _route("GET", "/v1/models", Models(catalog)),
-            _route("GET", "/v1/models/{model:path}", OneModel(catalog)),
-            _route("GET", "/health", health),
-            _route("GET", "/ready", Ready(catalog)),
-        ],
-        middleware=[
-            Middleware(
-                Lifecycle, config=config, metrics=metrics or GatewayMetrics(CollectorRegistry())
-            )
-        ],
+        routes=_routes(config, client),
+        middleware=[Middleware(Lifecycle, config=config, metrics=metrics)],
         exception_handlers={HTTPException: _refuse},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _routes(config: GatewayConfig, client: AsyncClient) -> list[Route]:
+    catalog = ModelCatalog(client)
+    return [
+        _route("POST", "/v1/chat/completions", ChatCompletions(client, catalog, config)),
+        _route("POST", "/v1/completions", Completions(client, config)),
+        _route("GET", "/v1/models", Models(catalog)),
+        _route("GET", "/v1/models/{model:path}", OneModel(catalog)),
+        _route("GET", "/health", health),
+        _route("GET", "/ready", Ready(catalog)),
+    ]
 
 
 def _route(method: str, path: str, app: ASGIApp) -> Route:

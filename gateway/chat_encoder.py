@@ -6,7 +6,7 @@ from gateway.chat_request import ChatRequest
 from gateway.chunks import Envelope, encode_json, finish_reason, usage_fields
 from gateway.conflation import Delta, conflate
 from gateway.logprobs import chat_logprobs, without_end_token
-from tenon.v1 import generation_pb2, generation_service_pb2
+from tenon.v1 import generation_pb2, generation_service_pb2, prompt_pb2
 
 _NO_LOGPROBS = b'},"logprobs":null,"finish_reason":null}'
 
@@ -96,6 +96,19 @@ def encode_chat(
 
 
 def _choice(output: generation_pb2.Output, request: ChatRequest) -> dict[str, Any]:
+    logprobs = None
+    if request.logprobs:
+        shown = without_end_token(output.logprobs, output.finished)
+        logprobs = {"content": chat_logprobs(shown), "refusal": None}
+    return {
+        "index": output.output_index,
+        "message": _message(output),
+        "logprobs": logprobs,
+        "finish_reason": _finish_reason(output.finished, request),
+    }
+
+
+def _message(output: generation_pb2.Output) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": None if output.tool_calls and not output.text else output.text,
@@ -104,24 +117,13 @@ def _choice(output: generation_pb2.Output, request: ChatRequest) -> dict[str, An
     if output.reasoning:
         message["reasoning_content"] = output.reasoning
     if output.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments_json},
-            }
-            for call in output.tool_calls
-        ]
-    logprobs = None
-    if request.logprobs:
-        shown = without_end_token(output.logprobs, output.finished)
-        logprobs = {"content": chat_logprobs(shown), "refusal": None}
-    return {
-        "index": output.output_index,
-        "message": message,
-        "logprobs": logprobs,
-        "finish_reason": _finish_reason(output.finished, request),
-    }
+        message["tool_calls"] = [_tool_call(call) for call in output.tool_calls]
+    return message
+
+
+def _tool_call(call: prompt_pb2.ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments_json}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _finish_reason(finished: generation_pb2.OutputFinished, request: ChatRequest) -> str:

@@ -54,14 +54,12 @@ def parse_chat_request(body: dict[str, Any], config: GatewayConfig) -> ChatReque
     _refuse_unsupported(fields)
     named_tool = read_tools(fields, conversation)
     _read_reasoning(fields, conversation)
-    stop = read_stop(fields)
-    _read_max_tokens(fields, stop)
     output = _read_logprobs(fields)
     spec = generation_pb2.GenerationSpec(
         model=model,
         prompt=prompt_pb2.Prompt(conversation=conversation),
         sampling=read_sampling(fields, config.max_outputs),
-        stop=stop,
+        stop=_read_stop(fields),
         constraint=read_constraint(fields),
         output=output,
         scheduling=read_scheduling(fields),
@@ -96,7 +94,8 @@ def _read_reasoning(fields: Fields, conversation: prompt_pb2.Conversation) -> No
         conversation.reasoning.effort = EFFORTS[effort]
 
 
-def _read_max_tokens(fields: Fields, stop: generation_pb2.StopParams) -> None:
+def _read_stop(fields: Fields) -> generation_pb2.StopParams:
+    stop = read_stop(fields)
     limit = fields.integer("max_completion_tokens", 1, UINT32_MAX)
     deprecated = fields.integer("max_tokens", 1, UINT32_MAX)
     if limit is not None and deprecated is not None and limit != deprecated:
@@ -104,6 +103,7 @@ def _read_max_tokens(fields: Fields, stop: generation_pb2.StopParams) -> None:
     chosen = deprecated if limit is None else limit
     if chosen is not None:
         stop.max_tokens = chosen
+    return stop
 
 
 def _read_logprobs(fields: Fields) -> generation_pb2.OutputOptions | None:

@@ -53,13 +53,8 @@ def parse_completion_request(body: dict[str, Any], config: GatewayConfig) -> Com
     )
     prompts = _read_prompts(fields, config.max_prompts)
     shared.stop.max_tokens = _read_max_tokens(fields)
-    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.boolean("echo") or False
-    if logprobs is not None:
-        if echo:
-            raise errors.unsupported_parameter("echo", "not together with 'logprobs' yet")
-        shared.output.logprobs = True
-        shared.output.top_logprobs = logprobs
+    has_logprobs = _read_logprobs(fields, echo, shared.output)
     num_outputs = shared.sampling.num_outputs or 1
     _check_unsupported(fields, num_outputs)
     options = read_response_options(fields)
@@ -67,7 +62,18 @@ def parse_completion_request(body: dict[str, Any], config: GatewayConfig) -> Com
     fields.check_unknown()
     specs = [_with_prompt(shared, prompt) for prompt in prompts]
     is_batch = isinstance(body.get("prompt"), list) and not isinstance(body["prompt"][0], int)
-    return CompletionRequest(specs, options, num_outputs, echo, logprobs is not None, is_batch)
+    return CompletionRequest(specs, options, num_outputs, echo, has_logprobs, is_batch)
+
+
+def _read_logprobs(fields: Fields, echo: bool, output: generation_pb2.OutputOptions) -> bool:
+    top = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    if top is None:
+        return False
+    if echo:
+        raise errors.unsupported_parameter("echo", "not together with 'logprobs' yet")
+    output.logprobs = True
+    output.top_logprobs = top
+    return True
 
 
 def _with_prompt(
