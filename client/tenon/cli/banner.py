@@ -95,6 +95,6 @@ def banner_rows(host: str, name: str, facts: dict[str, Any]) -> list[tuple[str, 
 def curl_line(host: str, http_port: int, name: str) -> str:
     """A command that asks the server something."""
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": name, "messages": [question], "temperature": 0})
+    body = json.dumps({"model": name, "messages": [question], "temperature": 0, "max_tokens": 64})
     url = f"http://{join_address(host, http_port)}/v1/chat/completions"
     return f"curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
