@@ -72,7 +72,7 @@ def test_without_the_server_the_error_says_what_to_install(
 
 @pytest.mark.model
 def test_the_default_model_knows_the_capital_of_france(smollm2_path: Path) -> None:
-    with tenon.LLM(str(smollm2_path)) as llm:
+    with tenon.LLM(str(smollm2_path), dtype="float32") as llm:
         (answer,) = llm.chat("What is the capital of France?", temperature=0, max_tokens=24)
         (raw,) = llm.generate("The capital of France is", temperature=0, max_tokens=8, stop=".")
     assert "Paris" in answer.outputs[0].text
