@@ -36,6 +36,10 @@ class BlockCache:
         targets = [target for _, target in pairs]
         self._all[:, :, targets] = self._all[:, :, sources]
 
+    def clear(self, blocks: Int32Array) -> None:
+        """Zeroes blocks in all layers."""
+        self._all[:, :, blocks.tolist()] = 0.0
+
     def export_block(self, block: int) -> torch.Tensor:
         """[num_layers, 2, num_kv_heads, block_size, head_dim], a copy."""
         contents = self._all[:, :, block]  # [num_layers, 2 * num_kv_heads, block_size, head_dim]

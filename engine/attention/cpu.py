@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from engine.attention.backend import AttentionShape
 from engine.attention.cache import BlockCache, token_slots
-from engine.plan import StepPlan
+from engine.plan import Int32Array, StepPlan
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -27,16 +27,14 @@ class DecodeGroup:
     """Decode rows of similar length, padded to whole blocks of the longest.
 
     tokens: their places among the step's tokens, None when they are all of them, in order.
-    blocks: [rows * blocks of the longest], row after row.
-    bias: [1, rows, 1, length], 0 for visible positions and -inf for others; unseen: [n], the
-    flattened places of those others in the gathered keys and values. Both None without padding.
+    blocks: [rows * blocks of the longest], row after row; a shorter row repeats its own first.
+    bias: [1, rows, 1, length], 0 for visible positions and -inf for others; None without padding.
     """
 
     tokens: torch.Tensor | None
     num_rows: int
     blocks: torch.Tensor
     bias: torch.Tensor | None
-    unseen: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,11 @@ class CpuStep:
 
 
 class CpuAttention:
-    """The backend for a CPU, and the fallback everywhere."""
+    """The backend for a CPU, and the fallback everywhere.
+
+    A weight of 0 does not silence a NaN, so a row must never read what another one left behind:
+    the rest of a block is cleared when its first token comes, and padding repeats own blocks.
+    """
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
@@ -98,8 +100,9 @@ class CpuAttention:
     def prepare(self, plan: StepPlan) -> CpuStep:
         if plan.copy_blocks:
             self.copy_blocks(plan.copy_blocks)
-        slots = torch.from_numpy(token_slots(plan, self._shape.block_size))
         num_tokens = np.diff(plan.query_start)
+        self._clear_new_blocks(plan, num_tokens)
+        slots = torch.from_numpy(token_slots(plan, self._shape.block_size))
         decoding = np.flatnonzero(num_tokens == 1)
         alone = list(np.flatnonzero(num_tokens > 1))
         groups = []
@@ -111,23 +114,30 @@ class CpuAttention:
         chunks = tuple(self._chunk(plan, int(row)) for row in alone)
         return CpuStep(slots.to(self._shape.device), tuple(groups), chunks)
 
+    def _clear_new_blocks(self, plan: StepPlan, num_tokens: Int32Array) -> None:
+        """Clears the last block of each row that this step begins and does not fill."""
+        size = self._shape.block_size
+        filled = plan.seq_lens % size
+        rows = np.flatnonzero((filled > 0) & (filled <= num_tokens))
+        if len(rows):
+            self.cache.clear(plan.block_tables[0][rows, plan.seq_lens[rows] // size])
+
     def _decode_group(self, plan: StepPlan, rows: Int64Array) -> DecodeGroup:
         device, size = self._shape.device, self._shape.block_size
-        lengths = plan.seq_lens[rows]
-        num_blocks = -(-int(lengths.max()) // size)
-        blocks = plan.block_tables[0][rows, :num_blocks].reshape(-1)
-        hidden = np.arange(num_blocks * size) >= lengths[:, None]  # [rows, length]
-        bias = unseen = None
+        lengths = plan.seq_lens[rows][:, None]
+        starts = np.arange(0, int(lengths.max()), size)  # of the blocks
+        table = plan.block_tables[0][rows, : len(starts)]
+        blocks = np.where(starts < lengths, table, table[:, :1]).reshape(-1)
+        hidden = np.arange(len(starts) * size) >= lengths  # [rows, length]
+        bias = None
         if hidden.any():
-            unseen = torch.from_numpy(np.flatnonzero(hidden)).to(device)
             bias = torch.zeros(hidden.shape, dtype=self._shape.dtype)
             bias.masked_fill_(torch.from_numpy(hidden), float("-inf"))
             bias = bias[None, :, None].to(device)
-        covers_all = len(rows) == len(plan.seq_lens) == len(plan.input_ids)
         tokens = None
-        if not covers_all:
+        if not len(rows) == len(plan.seq_lens) == len(plan.input_ids):
             tokens = torch.from_numpy(plan.query_start[rows].astype(np.int64)).to(device)
-        return DecodeGroup(tokens, len(rows), torch.from_numpy(blocks).to(device), bias, unseen)
+        return DecodeGroup(tokens, len(rows), torch.from_numpy(blocks).to(device), bias)
 
     def _chunk(self, plan: StepPlan, row: int) -> Chunk:
         start, stop = int(plan.query_start[row]), int(plan.query_start[row + 1])
@@ -167,8 +177,6 @@ class CpuAttention:
         rows, kv_heads = group.num_rows, self._shape.num_kv_heads
         shared, dim = self._queries_per_kv_head, self._shape.head_dim
         gathered = self.cache.blocks[layer].index_select(1, group.blocks)
-        if group.unseen is not None:  # a weight of 0 does not silence a NaN
-            gathered.view(2 * kv_heads, -1, dim).index_fill_(1, group.unseen, 0.0)
         # [2, kv_heads * rows, length, dim]: each pair of kv head and row is one product
         keys, values = gathered.view(2, kv_heads * rows, -1, dim)
         folded = query.view(rows, kv_heads, shared, dim).transpose(0, 1)

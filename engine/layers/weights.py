@@ -8,39 +8,10 @@ from collections.abc import Callable, Iterable
 import torch
 
 from engine.layers.linear import Linear, make_linear
+from engine.loading.expected import expected_tensors
 from engine.loading.source import CheckpointError
 from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderLayer, DecoderWeights
-
-Shape = tuple[int, ...]
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Name and shape of every tensor that a checkpoint of `config` must have."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer: dict[str, Shape] = {
-        "attn_norm.weight": (hidden,),
-        "q.weight": (q, hidden),
-        "k.weight": (kv, hidden),
-        "v.weight": (kv, hidden),
-        "o.weight": (hidden, q),
-        "ffn_norm.weight": (hidden,),
-        "gate.weight": (inner, hidden),
-        "up.weight": (inner, hidden),
-        "down.weight": (hidden, inner),
-    }
-    if config.qkv_bias:
-        layer |= {"q.bias": (q,), "k.bias": (kv,), "v.bias": (kv,)}
-    shapes: dict[str, Shape] = {
-        "embed.weight": (config.vocab_size, hidden),
-        "norm.weight": (hidden,),
-    }
-    if not config.tied_head:
-        shapes["head.weight"] = (config.vocab_size, hidden)
-    for index in range(config.num_layers):
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-    return shapes
 
 
 def assemble(
@@ -67,7 +38,7 @@ class _Assembly:
         self._config = config
         self._dtype = dtype
         self._device = device
-        self._pending = expected_shapes(config)
+        self._pending = dict(expected_tensors(config))
         self.num_expected = len(self._pending)
         self._known = frozenset(self._pending)
         self._parts: dict[str, torch.Tensor] = {}

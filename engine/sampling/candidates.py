@@ -73,7 +73,7 @@ def choose_candidates(logits: Float32Array, params: SamplingParams) -> Candidate
         else:
             _clear_beyond_nucleus(weights, limit)
     if params.min_p > 0.0:
-        weights[weights < params.min_p] = 0.0  # the best weight is 1
+        weights *= weights >= params.min_p  # the best weight is 1
     ids = ids[weights[ids] > 0.0]
     own = weights[ids]
     weights[ids] = 0.0
@@ -84,10 +84,9 @@ def _clear_beyond_nucleus(weights: Float32Array, limit: float) -> None:
     """Sets weights to 0 but for the shortest prefix whose sum reaches `limit`."""
     # Tokens below this share of what is left out can't belong: together they weigh less.
     smallest = (float(weights.sum()) - limit) / len(weights) * 0.999
-    ranked = -np.sort(-weights[weights >= smallest])
+    ranked = np.sort(weights[np.flatnonzero(weights >= smallest)])[::-1]
     last = int(np.searchsorted(np.cumsum(ranked, dtype=np.float64), limit))
     bound = ranked[min(last, len(ranked) - 1)]
-    num_equal = last + 1 - int(np.searchsorted(-ranked, -bound))  # kept ones that weigh `bound`
-    equal = np.flatnonzero(weights == bound)
-    weights[weights < bound] = 0.0
-    weights[equal[num_equal:]] = 0.0
+    weights *= weights >= bound
+    num_equal = last + 1 - np.count_nonzero(weights > bound)  # kept ones that weigh `bound`
+    weights[np.flatnonzero(weights == bound)[num_equal:]] = 0.0
