@@ -6,8 +6,14 @@ import os
 import pty
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
+from tenon.cli.repl import Repl
+from tenon.cli.session import ChatSession, SamplingSettings
 from tests.support.scripted_engine import ScriptedEngineClient
 from tests.support.service_fixture import (
     MODEL_NAME,
@@ -143,6 +149,15 @@ async def test_a_failed_answer_makes_a_piped_chat_fail_but_not_stop() -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+# The pseudo terminal becomes the controlling one, so that Ctrl-C reaches the program. Not done with
+# preexec_fn, which may deadlock in a process that has gRPC's threads.
+TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "tenon", *sys.argv[1:]])
+"""
+
+
 class Terminal:
     """A program under a pseudo terminal."""
 
@@ -150,13 +165,12 @@ class Terminal:
         self._descriptor, child_end = pty.openpty()
         self._text = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tenon", *arguments],
+            [sys.executable, "-c", TAKE_TERMINAL, *arguments],
             stdin=child_end,
             stdout=child_end,
             stderr=child_end,
             env={**os.environ, "TERM": "xterm", **environment},
             start_new_session=True,
-            preexec_fn=_take_terminal,
         )
         os.close(child_end)
 
@@ -166,27 +180,33 @@ class Terminal:
     async def expect(self, text: str) -> None:
         """Waits until `text` is shown, and forgets what came before its end."""
         while text not in self._text:
-            data = await asyncio.to_thread(os.read, self._descriptor, 4096)
+            data = await self._read()
             self._text += data.decode(errors="replace")
         self._text = self._text.partition(text)[2]
+
+    async def _read(self) -> bytes:
+        # Not in a thread: one that waits for a silent program would outlive a failed test.
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._descriptor, ready.set)
+        try:
+            async with asyncio.timeout(30):
+                await ready.wait()
+        except TimeoutError:
+            self.process.kill()
+            raise AssertionError(f"nothing more came after {self._text!r}") from None
+        finally:
+            loop.remove_reader(self._descriptor)
+        return os.read(self._descriptor, 4096)
 
     async def close(self) -> int:
         """Waits for the end; returns the exit code."""
         try:
-            while await asyncio.to_thread(os.read, self._descriptor, 4096):
+            while await self._read():
                 pass
         except OSError:  # how a pseudo terminal tells that nobody holds its other end
             pass
         os.close(self._descriptor)
         return await asyncio.to_thread(self.process.wait, 30)
-
-
-def _take_terminal() -> None:
-    """In the child: the pseudo terminal is its controlling one, so that Ctrl-C reaches it."""
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 async def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
@@ -204,13 +224,32 @@ async def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path) -> None
         terminal.type("\x03")
         await terminal.expect("stopped")
         await terminal.expect(">>> ")
-        terminal.type("\x03")
-        await terminal.expect("Ctrl-D leaves")
-        await terminal.expect(">>> ")
         terminal.type("\x04")
         assert await terminal.close() == 0
         assert len(engine.aborted) == 1
     assert "Go" in (tmp_path / "chat_history").read_text()
+
+
+def test_ctrl_c_at_the_prompt_leaves_the_program_running(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Not on a pseudo terminal: readline may see a Ctrl-C only with the next key.
+    replies = iter([KeyboardInterrupt(), "/help", EOFError()])
+
+    def fake_input(_prompt: str) -> str:
+        reply = next(replies)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    monkeypatch.setattr("builtins.input", fake_input)
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    session = ChatSession(None, "tiny", None, SamplingSettings())  # nothing is asked
+    assert Repl(session, Console(stderr=True), history_path=None).run()
+    err = capsys.readouterr().err
+    assert "Ctrl-D leaves" in err
+    assert "/regen" in err
 
 
 async def test_ps_shows_the_state_and_the_requests() -> None:
