@@ -1,4 +1,4 @@
-"""Linear layers with the epilogues that a decoder needs: residual add, SiLU, product.
+"""Linear layers with the epilogues that a decoder needs: SiLU and product.
 
 The only file that knows oneDNN's prepacked weights. `make_linear` probes them and falls back to
 plain torch, so both give the same values up to rounding.
@@ -20,9 +20,6 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the product."""
 
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns residual + product, [tokens, outputs]."""
-
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         """Returns silu(product)."""
 
@@ -39,9 +36,6 @@ class PlainLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._weight, self._bias)
-
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self(x).add_(residual)
 
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         return F.silu(self(x), inplace=True)
@@ -66,9 +60,6 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._unary(x, self._weight, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self._binary(x, residual, self._weight, self._bias, "add")  # type: ignore[no-any-return]
-
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         return self._unary(x, self._weight, self._bias, "swish", [], "")  # type: ignore[no-any-return]
 
@@ -78,20 +69,15 @@ class PackedLinear:
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's prepacked linear works here in `dtype` and agrees with torch.
-
-    float32 is never packed: plain torch is as fast there.
-    """
-    if dtype not in (torch.bfloat16, torch.float16):
-        return False
+    """Whether oneDNN's prepacked linear works here in `dtype` and agrees with torch."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(32, 64, generator=generator).to(dtype)
     x = torch.randn(3, 64, generator=generator).to(dtype)
     try:
-        packed = PackedLinear(weight).add_to(x, torch.ones(3, 32, dtype=dtype))
+        packed = PackedLinear(weight).multiply(x, torch.full((3, 32), 2.0, dtype=dtype))
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
-    expected = F.linear(x.float(), weight.float()) + 1
+    expected = 2 * F.linear(x.float(), weight.float())
     return torch.allclose(packed.float(), expected, rtol=0.05, atol=0.5)
 
 

@@ -38,6 +38,9 @@ class _Assembly:
         self._config = config
         self._dtype = dtype
         self._device = device
+        # Logits near 20 in bfloat16 have steps of 0.125: ties that the model does not mean. On a
+        # CPU a float32 head costs a few percent of a step.
+        self._head_dtype = torch.float32 if device.type == "cpu" else dtype
         self._pending = dict(expected_tensors(config))
         self.num_expected = len(self._pending)
         self._known = frozenset(self._pending)
@@ -54,7 +57,8 @@ class _Assembly:
         if tuple(tensor.shape) != shape:
             found = list(tensor.shape)
             raise CheckpointError(f"tensor {name} has shape {found}, expected {list(shape)}")
-        self._parts[name] = tensor.to(self._device, self._dtype, copy=True)  # outlives the file
+        # A copy, since the tensor may be a view of a file that is closed before the model runs.
+        self._parts[name] = tensor.to(self._device, self._dtype_of(name), copy=True)
         if name.startswith("layers."):
             layer = int(name.split(".")[1])
             self._missing_in_layer[layer] -= 1
@@ -68,11 +72,19 @@ class _Assembly:
         embed = self._parts["embed.weight"].contiguous()
         head = embed if self._config.tied_head else self._parts["head.weight"]
         return DecoderWeights(
-            embed=embed,
+            embed=embed.to(self._dtype),
             layers=[self._layers[index] for index in range(self._config.num_layers)],
             norm=self._parts["norm.weight"],
-            head=make_linear(head),
+            head=make_linear(head.to(self._head_dtype)),
+            head_dtype=self._head_dtype,
         )
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """Norms stay exact, and so does what becomes the head, see _head_dtype."""
+        if name.endswith("norm.weight"):
+            return torch.float32
+        is_head = name == ("embed.weight" if self._config.tied_head else "head.weight")
+        return self._head_dtype if is_head else self._dtype
 
     def _make_layer(self, prefix: str) -> DecoderLayer:
         qkv = torch.cat([self._parts.pop(f"{prefix}{name}.weight") for name in "qkv"])

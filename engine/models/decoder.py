@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend
 from engine.layers.linear import Linear
+from engine.layers.norm import rms_norm
 from engine.layers.rotary import Rotary
 from engine.models.config import ModelConfig
 
@@ -28,19 +29,22 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder."""
+    """All weights of a decoder. Norms are float32; head_dtype is that of the head's input."""
 
     embed: torch.Tensor  # [vocab_size, hidden_size]
     layers: Sequence[DecoderLayer]
     norm: torch.Tensor  # [hidden_size]
     head: Linear
+    head_dtype: torch.dtype
 
 
 class Decoder:
     """Tokens in, logits out. The attention backend holds all state.
 
-    gate and up stay two products: their epilogues (SiLU, product) are fused, which is faster than
-    one product of twice the size and three more operations.
+    The residual stream is float32 whatever the weights are: bfloat16 there adds up to errors in
+    the logits that flip the best token of near ties. gate and up stay two products: their
+    epilogues (SiLU, product) are fused, which is faster than one product of twice the size and
+    three more operations.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Decoder:
     ) -> None:
         self._config = config
         self._weights = weights
+        self._dtype = weights.embed.dtype
         self._rotary = rotary
         self._attention = attention
 
@@ -63,15 +68,16 @@ class Decoder:
         metadata is what the attention backend prepared for this step.
         """
         cosine, sine = self._rotary.at(positions)
-        hidden = F.embedding(ids, self._weights.embed)  # [tokens, hidden_size]
+        hidden = F.embedding(ids, self._weights.embed).float()  # [tokens, hidden_size]
         last = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
             attended = self._attend(index, layer, hidden, (cosine, sine), metadata)
             if index == last and len(wanted) < len(ids):
                 attended, hidden = attended[wanted], hidden[wanted]
-            hidden = layer.o.add_to(attended, hidden)
-            hidden = self._feed_forward(layer, hidden)
-        return self._weights.head(self._norm(hidden, self._weights.norm)).float()
+            hidden.add_(layer.o(attended))
+            hidden.add_(self._feed_forward(layer, hidden))
+        normed = self._norm(hidden, self._weights.norm, self._weights.head_dtype)
+        return self._weights.head(normed).float()
 
     def _attend(
         self,
@@ -82,7 +88,7 @@ class Decoder:
         metadata: Any,
     ) -> torch.Tensor:
         heads, kv_heads = self._config.num_heads, self._config.num_kv_heads
-        qkv = layer.qkv(self._norm(hidden, layer.attn_norm))
+        qkv = layer.qkv(self._norm(hidden, layer.attn_norm, self._dtype))
         qkv = qkv.view(-1, heads + 2 * kv_heads, self._config.head_dim)
         self._rotary.rotate_(qkv[:, : heads + kv_heads], *rotation)
         query, keys_values = qkv[:, :heads], qkv[:, heads:]
@@ -90,9 +96,9 @@ class Decoder:
         return self._attention.attend(index, query, keys_values, metadata)
 
     def _feed_forward(self, layer: DecoderLayer, hidden: torch.Tensor) -> torch.Tensor:
-        normed = self._norm(hidden, layer.ffn_norm)
+        normed = self._norm(hidden, layer.ffn_norm, self._dtype)
         gated = layer.up.multiply(normed, layer.gate.silu(normed))
-        return layer.down.add_to(gated, hidden)
+        return layer.down(gated)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._config.norm_eps)
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return rms_norm(x, weight, self._config.norm_eps, dtype)
