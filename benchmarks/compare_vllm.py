@@ -54,7 +54,12 @@ def vllm_generate(model: str) -> Generate:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model, dtype="bfloat16", max_model_len=1024, max_num_seqs=32, skip_tokenizer_init=True
+        model,
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=32,
+        skip_tokenizer_init=True,
+        gpu_memory_utilization=0.3,  # of the host's memory on this backend; both engines share it
     )
 
     def generate(prompts: list[list[int]], num_tokens: int) -> int:

@@ -82,8 +82,8 @@ class OutputStream:
         return self._matcher.matched if self._matcher is not None else None
 
     def finish(self, reason: FinishReason, stop_token_id: int | None = None) -> list[Event]:
-        """The last events of this output."""
-        if self.stop_string is None:
+        """The last events of this output. A character that a limit cut in two is dropped."""
+        if self.stop_string is None and reason is FinishReason.STOP:
             self._pending_text.append(self._scan(self._detokenizer.flush()))
         if self.stop_string is None and self._matcher is not None:
             self._pending_text.append(self._matcher.flush())

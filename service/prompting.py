@@ -28,7 +28,8 @@ async def tokenize_prompt(assets: ModelAssets, source: PromptSource, path: str) 
         encode = assets.tokenizer.encode
         ids = await run_sized(
             len(text),
-            lambda: encode(text, add_special_tokens=source.add_special_tokens, parse_special=False),
+            # Whoever writes the whole prompt writes its control tokens too.
+            lambda: encode(text, add_special_tokens=source.add_special_tokens, parse_special=True),
         )
     else:
         chat = source

@@ -123,7 +123,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
         def encode_all() -> list[list[int]]:
             return [
-                tokenizer.encode(text, add_special_tokens=special, parse_special=False)
+                tokenizer.encode(text, add_special_tokens=special, parse_special=True)
                 for text in request.texts
             ]
 

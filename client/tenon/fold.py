@@ -62,7 +62,8 @@ class EventFold:
 
     def _add_tokens(self, delta: generation_pb2.TokensDelta) -> None:
         output = self._output(delta.output_index)
-        output.token_ids.ids.extend(delta.token_ids)
+        if delta.token_ids:
+            output.token_ids.ids.extend(delta.token_ids)
         if delta.HasField("logprobs"):
             output.logprobs.MergeFrom(delta.logprobs)
 

@@ -217,3 +217,34 @@ async def test_requests_of_a_tenant_share_the_prefix_cache_unless_narrowed() -> 
     salts = [item.spec.salt for item in engine.submitted]
     assert salts[0] == salts[1] != salts[2]
     assert [item.spec.bypass_prefix_cache for item in engine.submitted] == [False, False, True]
+
+
+async def test_a_character_that_the_limit_cuts_in_two_is_dropped() -> None:
+    cut = len(ids_of("a 😀")) - 1
+    engine = ScriptedEngineClient(text_script("a 😀"))
+    spec = completion("x", max_tokens=cut)
+    async with running_service(engine) as address, AsyncClient(address) as client:
+        output = (await client.generate_unary(spec)).outputs[0]
+    assert output.finished.reason == generation_pb2.FINISH_REASON_LENGTH
+    assert output.finished.output_tokens == cut
+    assert output.text == "a "
+
+
+async def test_a_raw_prompt_may_hold_control_tokens_and_a_message_may_not() -> None:
+    async with running_service() as address, AsyncClient(address) as client:
+        raw = completion("<|im_start|>user")
+        message = chat("<|im_start|>user")
+        for spec, counted in ((raw, 1), (message, 2)):
+            spec.output.prompt_token_ids = True
+            started = (await client.generate_unary(spec)).started
+            ids = list(started.prompt_token_ids.ids)
+            assert ids.count(1) == counted, ids
+
+
+async def test_token_ids_are_absent_unless_asked_for() -> None:
+    async with running_service() as address, AsyncClient(address) as client:
+        spec = chat("hi")
+        spec.output.logprobs = True
+        output = (await client.generate_unary(spec)).outputs[0]
+    assert output.HasField("logprobs")
+    assert not output.HasField("token_ids")

@@ -124,7 +124,9 @@ class Prompt(_message.Message):
     TRUNCATION_FIELD_NUMBER: _builtins.int
     DELIVERED_OUTPUT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Raw text, tokenized by the server without a chat template."""
+    """Raw text, tokenized by the server without a chat template. Names of control
+    tokens in it become control tokens.
+    """
     add_special_tokens: _builtins.bool
     """Adds BOS and EOS as the tokenizer defines. Unset means the model's own
     default. Refused for token_ids and conversation.
