@@ -20,6 +20,7 @@ from gateway.metrics import GatewayMetrics
 OPENAI_VERSION = "2020-10-01"
 CLIENT_GONE_STATUS = 499
 MAX_CLIENT_ID_CHARS = 512
+PROBES = ("/health", "/ready")
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 1024
 _SLASHES = re.compile(r"/{2,}")
@@ -98,7 +99,9 @@ class Lifecycle:
             "client_request_id": _client_request_id(exchange.scope),
         }
         fields.update({name: value for name, value in optional.items() if value})
-        self._log.info("request", **fields)
+        # Probes come every few seconds and would bury the requests of users.
+        write = self._log.debug if exchange.route in PROBES else self._log.info
+        write("request", **fields)
 
 
 def _sender(exchange: Exchange, send: Send) -> Send:

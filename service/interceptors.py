@@ -22,6 +22,7 @@ from service.metrics import ServiceMetrics
 
 REQUEST_ID_KEY = "x-request-id"
 OUR_METHODS = "/tenon."
+PROBED_METHODS = ("/ListModels", "/GetModel")
 
 if TYPE_CHECKING:
     # Generic for type checkers only.
@@ -196,4 +197,7 @@ def log_call(method: str, record: CallRecord, outcome: tuple[str, str], seconds:
     for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
         if getattr(record, name) is not None:
             fields[name] = getattr(record, name)
-    _log.info("call", **fields)
+    # A gateway asks for the models whenever it is probed, also while they load.
+    is_probe = method.endswith(PROBED_METHODS) and outcome[0] in ("OK", "UNAVAILABLE")
+    write = _log.debug if is_probe else _log.info
+    write("call", **fields)

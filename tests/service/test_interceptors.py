@@ -93,8 +93,8 @@ async def test_the_callers_request_id_is_kept_in_the_log(log: StringIO) -> None:
         grpc.aio.insecure_channel(running.address) as channel,
     ):
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        request = generation_service_pb2.ListModelsRequest()
-        await stub.ListModels(request, metadata=(("x-request-id", "from-outside"),))
+        request = generation_service_pb2.TokenizeRequest(texts=["a"])
+        await stub.Tokenize(request, metadata=(("x-request-id", "from-outside"),))
     assert [line["request_id"] for line in lines(log) if line["event"] == "call"] == [
         "from-outside"
     ]
@@ -133,3 +133,12 @@ def test_the_details_of_any_error_fit_a_header() -> None:
     )
     size = sum(len(key) + len(value) for key, value in trailing_metadata(error))
     assert size < 6 * 1024
+
+
+async def test_probes_do_not_fill_the_log(log: StringIO) -> None:
+    async with started_service() as running, AsyncClient(running.address) as client:
+        await client.list_models()
+        await client.get_model()
+        await client.tokenize(["a"])
+    methods = [line["method"] for line in lines(log) if line["event"] == "call"]
+    assert [method.rpartition("/")[2] for method in methods] == ["Tokenize"]
