@@ -19,6 +19,7 @@ from structlog.typing import Processor
 
 from gateway.app import build_app
 from gateway.config import GatewayConfig
+from gateway.http_protocol import BoundedHttpProtocol
 from gateway.metrics import GatewayMetrics
 from tenon import AsyncClient
 
@@ -98,7 +99,7 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedHttpProtocol,
                 loop="auto",
                 lifespan="on",
                 ws="none",
