@@ -14,10 +14,8 @@ def load_assets(model_path: str, chat_template: str | None) -> ModelAssets:
     chat_template: path of a template in place of the model's own. Raises ValueError or OSError,
     naming the file.
     """
+    template_source = _read_template(chat_template) if chat_template is not None else None
     tokenizer = load_tokenizer(model_path)
-    template_source = (
-        Path(chat_template).read_text(encoding="utf-8") if chat_template is not None else None
-    )
     source = open_checkpoint(model_path)
     try:
         # What the weights file calls the end and what the tokenizer does may differ: both end.
@@ -30,3 +28,10 @@ def load_assets(model_path: str, chat_template: str | None) -> ModelAssets:
         )
     finally:
         source.close()
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"chat_template {path} is not UTF-8 text") from None
