@@ -111,11 +111,13 @@ def _choose_sizes(config: EngineConfig, model: ModelConfig, device: torch.device
 
 def _count_blocks(config: EngineConfig, shape: AttentionShape, max_model_len: int) -> int:
     """Blocks of the KV cache; by default a share of free memory, but no more than can be used."""
-    size = config.kv_cache_bytes
+    size, free = config.kv_cache_bytes, free_bytes(shape.device)
     if size is None:
         blocks_per_sequence = -(-max_model_len // config.block_size)
         usable = config.max_num_seqs * blocks_per_sequence * shape.bytes_per_block
-        size = min(usable, int(free_bytes(shape.device) * _KV_SHARE))
+        size = min(usable, int(free * _KV_SHARE))
+    if size > free:
+        raise ValueError(f"kv_cache_bytes is {size}, more than the {free} bytes that are free")
     num_blocks = size // shape.bytes_per_block
     if num_blocks == 0:
         raise ValueError(

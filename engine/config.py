@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+# Above what any machine has; more would exhaust the system's threads instead of being refused.
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class EngineConfig:
                 _check_positive(name, getattr(self, name))
         for name in ("max_waiting_requests", "max_waiting_tokens"):
             _check_positive(name, getattr(self, name))
+        if self.num_threads is not None and self.num_threads > MAX_THREADS:
+            raise ValueError(f"num_threads is {self.num_threads}; it must be at most {MAX_THREADS}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

@@ -97,6 +97,11 @@ def test_the_fingerprint_changes_with_weights_and_dtype(checkpoint, tmp_path):
         ({"max_model_len": 300}, "max_model_len is 300, more than the 256 of the model"),
         ({"kv_cache_bytes": 100}, "kv_cache_bytes is 100, less than one block"),
         (
+            {"kv_cache_bytes": 1 << 60},
+            r"kv_cache_bytes is \d+, more than the \d+ bytes that are free",
+        ),
+        ({"num_threads": 10**11}, "num_threads is 100000000000; it must be at most 1024"),
+        (
             {"kv_cache_bytes": 40_000, "max_model_len": 200},
             r"kv_cache_bytes holds \d+ tokens, fewer than max_model_len",
         ),
