@@ -34,7 +34,8 @@ async def tenon(
         input=stdin,
         env={**os.environ, **(environment or {})},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="surrogateescape",
         check=False,
         timeout=60,
     )
@@ -44,6 +45,37 @@ def prompts_of(engine: ScriptedEngineClient) -> list[str]:
     """The texts that the engine was given."""
     decode = scripted_assets().tokenizer.decode
     return [decode(request.spec.prompt_ids, skip_special=False) for request in engine.submitted]
+
+
+async def test_what_is_no_text_is_refused_in_one_line() -> None:
+    # A terminal's locale lets bytes that are no UTF-8 through, as lone surrogates.
+    lenient = {"PYTHONIOENCODING": "utf-8:surrogateescape"}
+    async with running_service() as address:
+        for command, typed in (("generate", "Hi \udcff"), ("generate", None), ("chat", None)):
+            arguments = [command, "--target", address, *([typed] if typed else [])]
+            result = await tenon(*arguments, stdin="Hi \udcff\n", environment=lenient)
+            assert result.returncode == 2
+            assert result.stderr == "tenon: what was typed or piped in is not UTF-8 text\n"
+
+
+async def test_an_answer_that_standard_output_cannot_write_is_one_line() -> None:
+    async with running_service(ScriptedEngineClient(text_script("h\u00e9"))) as address:
+        ascii_only = {"PYTHONIOENCODING": "ascii"}
+        result = await tenon("generate", "Hi", "--target", address, environment=ascii_only)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "tenon: standard output cannot write all text in ascii; set PYTHONUTF8=1\n"
+    )
+
+
+async def test_the_wrong_port_of_a_server_is_named() -> None:
+    async with started_service() as server:
+        data, admin = server.address, server.admin_address
+        wrong_data = await tenon("generate", "Hi", "--target", admin)
+        wrong_admin = await tenon("ps", "--admin-target", data)
+    assert (wrong_data.returncode, wrong_admin.returncode) == (2, 2)
+    assert wrong_data.stderr.startswith(f"tenon: {admin} is not the gRPC port of a Tenon server")
+    assert wrong_admin.stderr.startswith(f"tenon: {data} is not the admin port of a Tenon server")
 
 
 async def test_generate_answers_from_an_argument_and_from_standard_input() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import typer
 
 from tenon.cli import doctor, generation, inspection, models, servers
-from tenon.cli.failures import FAILED, INTERRUPTED, CommandError
+from tenon.cli.failures import BAD_INPUT, FAILED, INTERRUPTED, CommandError
 from tenon.errors import InvalidRequest, NotFound, PermissionDenied, TenonError, Unavailable
 from tenon.models.registry import RegistryError
 from tenon.models.resolve import ModelNotFound
@@ -59,6 +59,8 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output is gone; Python must not try to flush it at exit.
         sys.stdout = None
         return FAILED
+    except UnicodeEncodeError as error:
+        return _tell_encoding(error)
     except _UsageError as error:
         return _tell_usage(error)
     return result if isinstance(result, int) else 0
@@ -68,6 +70,14 @@ def _tell(error: Exception, exit_code: int) -> int:
     message = " ".join(str(error).split())
     print(f"tenon: {message}", file=sys.stderr)
     return exit_code
+
+
+def _tell_encoding(error: UnicodeEncodeError) -> int:
+    """Bytes that were typed and are no text, or an answer that standard output cannot write."""
+    if error.encoding == "utf-8":
+        return _tell(ValueError("what was typed or piped in is not UTF-8 text"), BAD_INPUT)
+    message = f"standard output cannot write all text in {error.encoding}; set PYTHONUTF8=1"
+    return _tell(ValueError(message), BAD_INPUT)
 
 
 def _tell_usage(error: BaseException) -> int:

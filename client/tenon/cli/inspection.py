@@ -13,6 +13,7 @@ from rich.table import Table
 import tenon
 from tenon.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from tenon.cli.failures import FAILED, CommandError
+from tenon.cli.targets import wrong_port
 
 AdminTarget = Annotated[
     str,
@@ -89,6 +90,9 @@ def _status(target: str) -> admin_service_pb2.GetStatusResponse:
                     f"no server answers at {target}; start one with tenon serve, "
                     "or set --admin-target"
                 ) from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                wanted = "the admin port of a Tenon server"
+                raise wrong_port(target, wanted, "--admin-target") from None
             raise CommandError(f"{target}: {error.details()}", FAILED) from None
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+import grpc
 import typer
 
 from tenon.aio import DEFAULT_TARGET
 from tenon.cli.failures import CommandError
-from tenon.errors import Unavailable
+from tenon.errors import TenonError, Unavailable
 from tenon.sync import Client
 
 Target = Annotated[
@@ -31,6 +32,15 @@ def connect(target: str | None) -> Iterator[Client]:
             yield client
         except Unavailable as error:
             raise unreachable(address, error) from None
+        except TenonError as error:
+            if error.code is grpc.StatusCode.UNIMPLEMENTED and not error.reason:
+                raise wrong_port(address, "the gRPC port of a Tenon server", "--target") from None
+            raise
+
+
+def wrong_port(address: str, wanted: str, flag: str) -> CommandError:
+    """What answers is a gRPC server, but knows none of our methods."""
+    return CommandError(f"{address} is not {wanted}; set {flag} to one that tenon serve printed")
 
 
 def unreachable(address: str, error: Unavailable) -> Exception:
