@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 INVALID_REQUEST = "invalid_request_error"
+# A number of JSON may have thousands of digits.
+MAX_SHOWN_CHARS = 32
 
 
 @dataclass(slots=True)
@@ -78,7 +80,10 @@ def invalid_value(param: str, reason: str) -> ApiError:
 def out_of_range(param: str, code: str, expected: str, got: object) -> ApiError:
     """A number, length or count is beyond its bound. code: for example integer_above_max_value."""
     what = code.replace("_", " ").replace(" min ", " minimum ").replace(" max ", " maximum ")
-    message = f"Invalid '{param}': {what}. Expected {expected}, but got {got} instead."
+    shown = str(got)
+    if len(shown) > MAX_SHOWN_CHARS:
+        shown = f"{shown[:MAX_SHOWN_CHARS]}..."
+    message = f"Invalid '{param}': {what}. Expected {expected}, but got {shown} instead."
     return ApiError(400, message, code=code, param=param)
 
 

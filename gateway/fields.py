@@ -60,13 +60,7 @@ class Fields:
         value = self.value(name)
         if value is None:
             return None
-        number = check_number(value, self.path_of(name), minimum, maximum)
-        if exclusive_minimum and number == minimum:
-            expected = f"a value > {minimum:g}"
-            raise errors.out_of_range(
-                self.path_of(name), "decimal_below_min_value", expected, number
-            )
-        return number
+        return check_number(value, self.path_of(name), minimum, maximum, exclusive_minimum)
 
     def string(
         self, name: str, max_length: int | None = None, choices: tuple[str, ...] = ()
@@ -132,12 +126,15 @@ def check_integer(
     return value
 
 
-def check_number(value: object, path: str, minimum: float, maximum: float) -> float:
-    """A finite number within inclusive bounds; JSON has no other."""
+def check_number(
+    value: object, path: str, minimum: float, maximum: float, exclusive_minimum: bool = False
+) -> float:
+    """A finite number within inclusive bounds, or above an exclusive minimum."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise errors.invalid_type(path, "a decimal", value)
-    if value < minimum:
-        raise errors.out_of_range(path, "decimal_below_min_value", f"a value >= {minimum:g}", value)
+    if value < minimum or (exclusive_minimum and value == minimum):
+        expected = f"a value {'>' if exclusive_minimum else '>='} {minimum:g}"
+        raise errors.out_of_range(path, "decimal_below_min_value", expected, value)
     if value > maximum:
         raise errors.out_of_range(path, "decimal_above_max_value", f"a value <= {maximum:g}", value)
     return float(value)

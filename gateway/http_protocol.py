@@ -52,6 +52,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0
         super().on_body(body)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """An offer to upgrade may be ignored; uvicorn's log would advise to install a package."""
+
     def send_400_response(self, msg: str) -> None:
         """The answer to what is no HTTP, in the shape of every other error."""
         self._refuse(ApiError(400, "The request is not valid HTTP/1.1.", code="invalid_http"))

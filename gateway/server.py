@@ -84,6 +84,18 @@ def configure_logs(config: GatewayConfig, stream: TextIO | None = None) -> None:
         ),
         logger_factory=structlog.PrintLoggerFactory(target),
     )
+    # Without a handler, logging would print uvicorn's warnings as bare lines between ours.
+    uvicorn_log = logging.getLogger("uvicorn")
+    uvicorn_log.handlers = [_LogOfUvicorn()]
+    uvicorn_log.propagate = False
+
+
+class _LogOfUvicorn(logging.Handler):
+    """Writes what uvicorn logs into the gateway's own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger("tenon.gateway")
+        log.log(record.levelno, record.getMessage(), exc_info=record.exc_info, source=record.name)
 
 
 class GatewayServer(uvicorn.Server):

@@ -1,10 +1,13 @@
 """A connection's memory and waiting do not depend on the client's good will."""
 
 import asyncio
+import io
 import json
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
+import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -12,7 +15,7 @@ from starlette.routing import Route
 
 from gateway import http_protocol
 from gateway.config import GatewayConfig
-from gateway.server import GatewayServer, bind
+from gateway.server import GatewayServer, bind, configure_logs
 
 MEBIBYTE = 1024 * 1024
 
@@ -85,6 +88,21 @@ async def test_what_is_no_http_gets_the_error_object(port: int) -> None:
     answer = await _exchange(port, b"\x16\x03\x01 hello\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+async def test_the_log_has_one_json_object_per_line_whatever_is_sent(port: int) -> None:
+    log = io.StringIO()
+    configure_logs(GatewayConfig(log_json=True), log)
+    upgrade = b"Connection: close, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n"
+    try:
+        await _exchange(port, b"\x16\x03\x01 hello\r\n\r\n")
+        await _exchange(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + upgrade + b"\r\n")
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger("uvicorn").handlers.clear()
+        logging.getLogger("uvicorn").propagate = True
+    events = [json.loads(line)["event"] for line in log.getvalue().splitlines()]
+    assert [event for event in events if event != "listening"] == ["Invalid HTTP request received."]
 
 
 async def test_a_large_body_in_small_chunks_is_no_long_head(port: int) -> None:

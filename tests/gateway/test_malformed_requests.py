@@ -337,3 +337,18 @@ async def test_unknown_fields_pass_where_the_server_ignores_them() -> None:
     async with running_gateway(config=GatewayConfig(unknown_fields="ignore")) as gateway:
         response = await gateway.chat(stream_response=True, messages=[{**USER, "mood": "sad"}])
     assert response.status_code == 200
+
+
+async def test_the_number_that_is_refused_is_shown_but_not_all_of_it() -> None:
+    async with running_gateway() as gateway:
+        answer = await gateway.http.post("/v1/chat/completions", json={**CHAT, "n": 10**4000})
+    told = answer.json()["error"]["message"]
+    assert "but got 1000" in told
+    assert len(told) < 200
+
+
+@pytest.mark.parametrize("top_p", [-0.5, 0])
+async def test_an_exclusive_bound_is_told_as_such(top_p: float) -> None:
+    async with running_gateway() as gateway:
+        answer = await gateway.http.post("/v1/chat/completions", json={**CHAT, "top_p": top_p})
+    assert "Expected a value > 0, but" in answer.json()["error"]["message"]
