@@ -119,6 +119,8 @@ def test_leaving_the_chat_stops_the_servers(tmp_path: Path) -> None:
     assert outcome.exit_code == 0, outcome.err
     assert "['--target', '127.0.0.1:1234']" in outcome.err
     assert {"service: SIGTERM", "gateway: SIGTERM"} <= set(outcome.record)
+    # Nothing ended by itself, so nothing is said of an end or of a log.
+    assert "ended with" not in outcome.err
 
 
 def test_a_chat_ends_with_the_server_and_the_log_is_named(tmp_path: Path) -> None:

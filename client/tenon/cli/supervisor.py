@@ -135,6 +135,8 @@ class Supervisor:
             return ended.result() if ended.done() else left.result()
         finally:
             loop.add_signal_handler(signal.SIGINT, self._on_signal)
+            # It must not report the ends that we now ask for.
+            ended.cancel()
             if chat.returncode is None:
                 chat.terminate()
 
