@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -94,7 +95,10 @@ def work(engine: str, model: str) -> None:
 
 
 class Worker:
-    """One engine in its own process."""
+    """One engine in its own process group, which is stopped while the other one runs.
+
+    An idle engine may spin on its queues and take a core from the one that is measured.
+    """
 
     def __init__(self, name: str, python: str, model: str) -> None:
         self.name = name
@@ -108,20 +112,25 @@ class Worker:
             stderr=log,
             text=True,
             env=environment,
+            start_new_session=True,
         )
         self.load_seconds = self._read()["load_seconds"]
+        os.killpg(self._process.pid, signal.SIGSTOP)
 
     def tokens_per_second(self, task: dict[str, int]) -> float:
         """Runs one task."""
         assert self._process.stdin
+        os.killpg(self._process.pid, signal.SIGCONT)
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
         answer = self._read()
+        os.killpg(self._process.pid, signal.SIGSTOP)
         return answer["tokens"] / answer["seconds"]
 
     def close(self) -> None:
         """Ends the process."""
         assert self._process.stdin
+        os.killpg(self._process.pid, signal.SIGCONT)
         self._process.stdin.close()
         self._process.wait(timeout=60)
 

@@ -20,13 +20,13 @@ class BlockCache:
         size = (shape.num_layers, 2 * shape.num_kv_heads, num_blocks * shape.block_size)
         tokens = torch.zeros(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
         # Per layer, so that no step pays for the indexing.
-        self.tokens: list[torch.Tensor] = list(
-            tokens
-        )  # [2 * num_kv_heads, num_blocks * block_size, head_dim] each
-        blocks = tokens.view(*size[:2], num_blocks, shape.block_size * shape.head_dim)
-        self.blocks: list[torch.Tensor] = list(
-            blocks
-        )  # [2 * num_kv_heads, num_blocks, block_size * head_dim] each
+        # [2 * num_kv_heads, num_blocks * block_size, head_dim] each
+        self.tokens: list[torch.Tensor] = list(tokens)
+        runs = tokens.view(size[0], size[1] * num_blocks, shape.block_size * shape.head_dim)
+        # [2 * num_kv_heads * num_blocks, block_size * head_dim] each: a block of one head is a run
+        self.runs: list[torch.Tensor] = list(runs)
+        first_runs = torch.arange(size[1], dtype=torch.int32) * num_blocks
+        self._first_runs = first_runs[:, None].to(shape.device)
         self._all = tokens.view(*size[:2], num_blocks, shape.block_size, shape.head_dim)
         self._shape = shape
 
@@ -35,6 +35,13 @@ class BlockCache:
         sources = [source for source, _ in pairs]
         targets = [target for _, target in pairs]
         self._all[:, :, targets] = self._all[:, :, sources]
+
+    def runs_of(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Rows of `runs` that hold blocks [n] of int32, head after head: [2 * num_kv_heads * n].
+
+        Gathering them is twice as fast as selecting blocks along the second dimension.
+        """
+        return (self._first_runs + blocks).view(-1)
 
     def clear(self, blocks: Int32Array) -> None:
         """Zeroes blocks in all layers."""

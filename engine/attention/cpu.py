@@ -27,14 +27,17 @@ class DecodeGroup:
     """Decode rows of similar length, padded to whole blocks of the longest.
 
     tokens: their places among the step's tokens, None when they are all of them, in order.
-    blocks: [rows * blocks of the longest], row after row; a shorter row repeats its own first.
+    runs: [2 * kv_heads * rows * blocks of the longest], where to gather from, row after row within
+    a head; a shorter row repeats its own first block.
     bias: [1, rows, 1, length], 0 for visible positions and -inf for others; None without padding.
+    gathered: [runs, block_size * head_dim], where each layer in turn gathers its keys and values.
     """
 
     tokens: torch.Tensor | None
     num_rows: int
-    blocks: torch.Tensor
+    runs: torch.Tensor
     bias: torch.Tensor | None
+    gathered: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Chunk:
     """One row on its own: a piece of a prompt, or a lonely decode row.
 
     [start, stop): its tokens. length: of its keys after this step. first_slot: where they begin in
-    the cache if they are consecutive there, else `blocks` lists their blocks.
+    the cache if they are consecutive there, else `runs` is where to gather them from.
     bias: [tokens, length], lower-right causal; None with one token or without a cached part.
     """
 
@@ -50,7 +53,7 @@ class Chunk:
     stop: int
     length: int
     first_slot: int | None
-    blocks: torch.Tensor | None
+    runs: torch.Tensor | None
     bias: torch.Tensor | None
 
     @property
@@ -137,21 +140,23 @@ class CpuAttention:
         tokens = None
         if not len(rows) == len(plan.seq_lens) == len(plan.input_ids):
             tokens = torch.from_numpy(plan.query_start[rows].astype(np.int64)).to(device)
-        return DecodeGroup(tokens, len(rows), torch.from_numpy(blocks).to(device), bias)
+        runs = self.cache.runs_of(torch.from_numpy(blocks).to(device))
+        gathered = self.cache.runs[0].new_empty(len(runs), size * self._shape.head_dim)
+        return DecodeGroup(tokens, len(rows), runs, bias, gathered)
 
     def _chunk(self, plan: StepPlan, row: int) -> Chunk:
         start, stop = int(plan.query_start[row]), int(plan.query_start[row + 1])
         length, size = int(plan.seq_lens[row]), self._shape.block_size
         table = plan.block_tables[0][row, : -(-length // size)]
-        first_slot = blocks = bias = None
+        first_slot = runs = bias = None
         if (np.diff(table) == 1).all():
             first_slot = int(table[0]) * size
         else:
-            blocks = torch.from_numpy(table).to(self._shape.device)
+            runs = self.cache.runs_of(torch.from_numpy(table).to(self._shape.device))
         if 1 < stop - start < length:
             bias = torch.full((stop - start, length), float("-inf"), dtype=self._shape.dtype)
             bias = bias.triu_(length - (stop - start) + 1).to(self._shape.device)
-        return Chunk(start, stop, length, first_slot, blocks, bias)
+        return Chunk(start, stop, length, first_slot, runs, bias)
 
     def write(self, layer: int, keys_values: torch.Tensor, metadata: CpuStep) -> None:
         self.cache.tokens[layer].index_copy_(1, metadata.slots, keys_values.transpose(0, 1))
@@ -176,7 +181,8 @@ class CpuAttention:
     def _attend_group(self, layer: int, query: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
         rows, kv_heads = group.num_rows, self._shape.num_kv_heads
         shared, dim = self._queries_per_kv_head, self._shape.head_dim
-        gathered = self.cache.blocks[layer].index_select(1, group.blocks)
+        gathered = group.gathered
+        torch.index_select(self.cache.runs[layer], 0, group.runs, out=gathered)
         # [2, kv_heads * rows, length, dim]: each pair of kv head and row is one product
         keys, values = gathered.view(2, kv_heads * rows, -1, dim)
         folded = query.view(rows, kv_heads, shared, dim).transpose(0, 1)
@@ -207,9 +213,9 @@ class CpuAttention:
         """[2 * kv_heads, length, dim]; a view if the blocks are consecutive."""
         if chunk.first_slot is not None:
             return self.cache.tokens[layer].narrow(1, chunk.first_slot, chunk.length)
-        assert chunk.blocks is not None
-        gathered = self.cache.blocks[layer].index_select(1, chunk.blocks)
-        padded = gathered.view(gathered.shape[0], -1, self._shape.head_dim)
+        assert chunk.runs is not None
+        gathered = self.cache.runs[layer].index_select(0, chunk.runs)
+        padded = gathered.view(2 * self._shape.num_kv_heads, -1, self._shape.head_dim)
         return padded.narrow(1, 0, chunk.length)
 
 
