@@ -195,6 +195,8 @@ def main() -> None:
             worker.close()
     if arguments.json:
         record = {
+            "date": time.strftime("%Y-%m-%d"),
+            "load_seconds": {worker.name: worker.load_seconds for worker in workers},
             "command": " ".join(sys.argv),
             "machine": platform.processor() or platform.machine(),
             "cpus": os.cpu_count(),

@@ -39,7 +39,7 @@ class _Assembly:
         self._dtype = dtype
         self._device = device
         # Logits near 20 in bfloat16 have steps of 0.125: ties that the model does not mean. On a
-        # CPU a float32 head costs a few percent of a step.
+        # CPU a float32 head costs a few milliseconds of a step.
         self._head_dtype = torch.float32 if device.type == "cpu" else dtype
         self._pending = dict(expected_tensors(config))
         self.num_expected = len(self._pending)
